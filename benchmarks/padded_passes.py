@@ -86,7 +86,8 @@ def main() -> None:
 
     print(f"{len(prompts)} prompts, {given.tokens} new tokens, {given.dtype}, {given.threads} threads")
     print(
-        "| method | padded passes | ms a pass | tokens/s | time a token, with / without | speedup | equal to plain decoding |"
+        "| method | padded passes | ms a pass | tokens/s | time a token, with / without | speedup | equal to plain "
+        "decoding |"
     )
     print("|---|---|---|---|---|---|---|")
     for (name, way), made in found.items():
@@ -96,7 +97,8 @@ def main() -> None:
         same = sum(one.tokens == other.tokens for one, other in zip(made, found[PLAIN, way], strict=True))
         rate = np.median(1 / seconds(made))
         print(
-            f"| {name} | {'yes' if way else 'no'} | {passes:.1f} | {rate:.1f} | {cost} | {speedup} | {same} of {len(prompts)} |"
+            f"| {name} | {'yes' if way else 'no'} | {passes:.1f} | {rate:.1f} | {cost} | {speedup} | {same} of "
+            f"{len(prompts)} |"
         )
 
 

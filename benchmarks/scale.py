@@ -43,7 +43,10 @@ SNAKEMAKE = [
     "--quiet",
     "all",
 ]
-READ = "import sys; from pathlib import Path; from specrig.results.study_data import read_study; read_study(Path(sys.argv[1])).every"
+READ = (
+    "import sys; from pathlib import Path; from specrig.results.study_data import read_study; "
+    "read_study(Path(sys.argv[1])).every"
+)
 STAGES: Mapping[str, list[str]] = {
     "plan": [*SPECRIG, "plan", "study.yaml"],
     "dry run": [*SNAKEMAKE, "--workflow-profile", str(REPOSITORY / "profiles/default"), "--configfile", "study.yaml"],

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -17,11 +19,28 @@ import pytest
 from filelock import FileLock
 from hypothesis import settings
 
-from runs import REPOSITORY, run
+from runs import REPOSITORY, furnish, imported, run
 
 # A busy machine fails no test: what is timed belongs into a benchmark.
 settings.register_profile("specrig", deadline=None)
 settings.load_profile("specrig")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """One server for the jobs of all studies; it imports nothing before the first."""
+    if "SPECRIG_TESTS_SERVER" in os.environ or sys.platform != "linux":
+        return
+    folder = tempfile.TemporaryDirectory(prefix="specrig-tests-")  # the name of a socket is short
+    os.environ["SPECRIG_TESTS_SERVER"] = address = f"{folder.name}/server"
+    command = [sys.executable, str(REPOSITORY / "tests/warm/server.py"), address]
+    server = subprocess.Popen(command, env=imported(), stdin=subprocess.PIPE)
+
+    def stop() -> None:
+        server.kill()
+        server.wait()
+        folder.cleanup()
+
+    config.add_cleanup(stop)
 
 
 @pytest.fixture(scope="session")
@@ -31,8 +50,8 @@ def repository() -> Path:
 
 @pytest.fixture
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty working directory with a copy of `configs/`, to be edited and run in."""
-    shutil.copytree(REPOSITORY / "configs", tmp_path / "configs")
+    """A working directory with nothing but a copy of `configs/`, to be edited and run in, and `weights/`."""
+    furnish(tmp_path)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -64,16 +83,16 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> Once:
 
 @pytest.fixture(scope="session")
 def finished(once: Once) -> Path:
-    """A folder in which the test study has run through, with what it said in said.txt. A test that changes it takes a
+    """A folder in which the test study has run through, with what it said in output.txt. A test that changes it takes a
     copy.
     """
     secrets = {"HF_TOKEN": "hf_plantedForThisTest", "SPECRIG_API_KEY": "key-plantedForThisTest"}
 
     def build(folder: Path) -> None:
-        shutil.copytree(REPOSITORY / "configs", folder / "configs")
-        with (folder / "said.txt").open("w") as said:
-            code = run(folder, env=os.environ | secrets, stdout=said).returncode
-        assert code == 0, (folder / "said.txt").read_text()
+        furnish(folder)
+        with (folder / "output.txt").open("w") as message:
+            code = run(folder, env=os.environ | secrets, stdout=message).returncode
+        assert code == 0, (folder / "output.txt").read_text()
 
     return once("study", build)
 

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).parents[1]
 CONFIG = "configs/test.yaml"
+
+
+def furnish(folder: Path) -> None:
+    """Give a folder what the commands of a study read: a copy of `configs/`, to be edited, and `weights/`."""
+    shutil.copytree(REPOSITORY / "configs", folder / "configs")
+    (folder / "weights").symlink_to(REPOSITORY / "weights")
 
 
 QUICKLY = [
@@ -26,12 +35,22 @@ def command(*arguments: str, config: str | None = CONFIG, profile: str = "defaul
     return [*snakemake, *own, *arguments, *(["--configfile", config] if config else [])]
 
 
+def imported(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The environment in which Snakemake and its jobs are copies of a process that has imported all (warm/server.py)."""
+    path = os.pathsep.join(filter(None, [str(REPOSITORY / "tests/warm"), environment.get("PYTHONPATH")]))
+    return {**environment, "PYTHONPATH": path} if "SPECRIG_TESTS_SERVER" in environment else dict(environment)
+
+
 def run(
     folder: Path, *arguments: str, config: str | None = CONFIG, profile: str = "default", **settings: Any
 ) -> subprocess.CompletedProcess[str]:
-    """Run a study in `folder`; settings: of the process. What it said, on both streams, is in `stdout`."""
+    """Run a study in `folder`; settings: of the process. What it said, on both streams, is in `stdout`.
+
+    Without an environment of its own it does not import everything anew in each job.
+    """
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "timeout": 1800}
-    return subprocess.run(command(*arguments, config=config, profile=profile), cwd=folder, **pipes | settings)
+    settings = pipes | {"env": imported()} | settings
+    return subprocess.run(command(*arguments, config=config, profile=profile), cwd=folder, **settings)
 
 
 def stamps(records: Path) -> dict[str, tuple[int, bytes]]:

@@ -34,7 +34,9 @@ AnyPath = Annotated[Path, as_path]
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """An annotation: what a message says of a value that its type refuses, in the place of pydantic's regular expression."""
+    """An annotation: what a message says of a value that its type refuses, in the place of pydantic's regular
+    expression.
+    """
 
     text: str
 

@@ -17,6 +17,7 @@ import requests
 import yaml
 from packaging.specifiers import SpecifierSet
 
+from runs import imported
 from specrig.audit.toy_pair import PROMPT, build
 from specrig.engines.http.launch import ServerProcess, free_port
 
@@ -35,8 +36,12 @@ def test_the_image_pins_what_it_installs() -> None:
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     [python] = re.findall(r"^FROM python:(\d+\.\d+\.\d+)-", RECIPE, flags=re.M)
     assert python in SpecifierSet(project["requires-python"])
-    steps = re.findall(r"pip install (.*?)(?: \\)?$", RECIPE, flags=re.M)
-    assert steps == ["${PIP_ARGS} -r requirements.lock", "--no-deps -e ."]
+    steps = [step.strip() for step in re.findall(r"pip install ([^&\\\n]+)", RECIPE)]
+    assert steps == [
+        "${PIP_ARGS} -r requirements.lock",
+        "${PIP_ARGS} --no-deps -r requirements-quick.lock",
+        "--no-deps -e .",
+    ]
     [entry] = re.findall(r'^ENTRYPOINT \["(\w+)"\]', RECIPE, flags=re.M)
     assert entry in project["scripts"]
 
@@ -56,15 +61,16 @@ def test_kubernetes_takes_the_manifest() -> None:
 
 @pytest.mark.parametrize("size", ["cpu", "gpu"])
 def test_what_the_pod_runs_can_be_planned(size: str, tmp_path: Path) -> None:
-    for name in ("Snakefile", "workflow", "profiles", "configs"):
+    for name in ("Snakefile", "workflow", "profiles", "configs", "weights"):
         (tmp_path / name).symlink_to(REPOSITORY / name)
     arguments = container()["args"]
     if size == "gpu":
-        [said] = re.findall(r"args \[(.*?)\]", (REPOSITORY / "containers/kubernetes.yaml").read_text())
-        arguments = shlex.split(said.replace(",", " "))
+        [message] = re.findall(r"args \[(.*?)\]", (REPOSITORY / "containers/kubernetes.yaml").read_text())
+        arguments = shlex.split(message.replace(",", " "))
     result = subprocess.run(
         [sys.executable, "-m", "specrig", *arguments, "--dry-run"],
         cwd=tmp_path,
+        env=imported(),
         capture_output=True,
         text=True,
         timeout=300,

@@ -24,7 +24,7 @@ import pytest
 sys.path.append(str(Path(__file__).parents[1] / "faults"))
 from undisturbed import RESULTS, copied
 
-from runs import command
+from runs import command, imported
 
 pytestmark = pytest.mark.workflow
 TRACKED = str(RESULTS / "tracked.txt")
@@ -162,9 +162,9 @@ def test_a_study_is_entered_once_whatever_is_away(
 ) -> None:
     folder = copied(finished, tmp_path / "study")
     # A dead server costs a test seconds.
-    settings = os.environ | {"MLFLOW_TRACKING_URI": server.uri, "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
+    settings = imported() | {"MLFLOW_TRACKING_URI": server.uri, "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
 
-    def said(*arguments: str) -> str:
+    def printed(*arguments: str) -> str:
         done = subprocess.run(
             arguments,
             cwd=folder,
@@ -181,26 +181,26 @@ def test_a_study_is_entered_once_whatever_is_away(
     failed = "MLflow tracking failed"
 
     # The server is away: the run ends well, and the next one enters the runs.
-    first = said(*command(TRACKED))
+    first = printed(*command(TRACKED))
     assert failed in first and "The next run tries again" in first
     assert not (folder / TRACKED).exists()
     server.start()
-    [added] = re.findall(r"MLflow: (\d+) runs added, 0 replaced, 0 as they were", said(*command(TRACKED)))
+    [added] = re.findall(r"MLflow: (\d+) runs added, 0 replaced, 0 as they were", printed(*command(TRACKED)))
     runs, points = postgres.count("runs"), postgres.count("metrics")
     assert runs == int(added) > 6 and points > runs, "a run for each of six cells, and those above them"
     assert [path.name for path in server.artifacts.rglob("code-k3-t0-b1.jsonl")] == ["code-k3-t0-b1.jsonl"]
 
     # Again, by the workflow and by hand: nothing is doubled.
-    assert "Nothing to be done" in said(*command(TRACKED))
+    assert "Nothing to be done" in printed(*command(TRACKED))
     kept = f"MLflow: 0 runs added, 0 replaced, {added} as they were"
-    assert kept in said(*track)
+    assert kept in printed(*track)
 
     # The store is away, then the server, and both come back.
     postgres.stop()
-    assert failed in said(*track)
+    assert failed in printed(*track)
     postgres.start()
     server.kill()
-    assert failed in said(*track)
+    assert failed in printed(*track)
     server.start()
-    assert kept in said(*track)
+    assert kept in printed(*track)
     assert (postgres.count("runs"), postgres.count("metrics")) == (runs, points)

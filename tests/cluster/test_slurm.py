@@ -104,15 +104,15 @@ def test_a_job_that_slurm_ends_goes_on_with_more_time(slurm: None, undisturbed: 
     folder = copied(undisturbed, tmp_path / "study")
     without_measurements(folder)
     before = len(jobs())
-    with (folder / "said.txt").open("w") as said:
-        process = subprocess.Popen(command(MEASURED, *LONGER), cwd=folder, stdout=said, stderr=said)
+    with (folder / "output.txt").open("w") as message:
+        process = subprocess.Popen(command(MEASURED, *LONGER), cwd=folder, stdout=message, stderr=message)
         try:
             while not (running := jobs("running")):
-                assert process.poll() is None, (folder / "said.txt").read_text()
+                assert process.poll() is None, (folder / "output.txt").read_text()
                 time.sleep(0.2)
             [first] = running
             while not (kept := stamps(folder)):
-                assert process.poll() is None, (folder / "said.txt").read_text()
+                assert process.poll() is None, (folder / "output.txt").read_text()
                 time.sleep(0.02)
             if end == "cancelled":
                 subprocess.run(["scancel", first["id"]], check=True)
@@ -120,7 +120,7 @@ def test_a_job_that_slurm_ends_goes_on_with_more_time(slurm: None, undisturbed: 
                 # It hangs, and its time is over: Slurm looks at the limits every half minute.
                 subprocess.run(["scancel", "--signal=STOP", "--full", first["id"]], check=True)
                 subprocess.run(["scontrol", "update", f"JobId={first['id']}", "EndTime=now+1"], check=True)
-            assert process.wait(600) == 0, (folder / "said.txt").read_text()
+            assert process.wait(600) == 0, (folder / "output.txt").read_text()
         finally:
             process.kill()
             process.wait()
@@ -143,5 +143,7 @@ def test_jobs_for_a_gpu_go_where_gpus_are(slurm: None, finished: Path, tmp_path:
     sent = jobs()[before:]
     assert [job["partition"] for job in sent] == ["gpu", "gpu"] and {job["state"] for job in sent} == {"FAILED"}
     for job in sent:
-        told = subprocess.run(["scontrol", "show", "job", job["id"]], capture_output=True, text=True, check=True).stdout
-        assert "gpu:1" in told, told
+        job_state = subprocess.run(
+            ["scontrol", "show", "job", job["id"]], capture_output=True, text=True, check=True
+        ).stdout
+        assert "gpu:1" in job_state, job_state

@@ -18,6 +18,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specrig.decoding.drafters import registry
+from specrig.decoding.static_tree import MOST
 from specrig.decoding.types import Drafter
 from specrig.engines.http.launch import free_port
 from specrig.engines.http.remote_draft import RemoteDraft
@@ -82,12 +83,12 @@ class Traced(Replay):
 
 
 @contextmanager
-def torch_passes(wanted: bool = True) -> Iterator[None]:
+def torch_passes(enabled: bool = True) -> Iterator[None]:
     """Models that are made meanwhile run in torch: a GPU has no compiled code, and tracing does not see it."""
-    if wanted:
+    if enabled:
         kernel_choice.pin("plain", compiled="never")
     yield
-    if wanted:
+    if enabled:
         kernel_choice.pin(None)
 
 
@@ -128,6 +129,10 @@ class Lab:
             )
             self._served[rows] = listening(app)
         return RemoteDraft(self._served[rows], latency_s=latency_s, half=half)
+
+    def pass_costs(self) -> list[float]:
+        """A machine on which some drafts pay and others do not, the same in every run."""
+        return [1 + 0.1 * n for n in range(MOST + 1)]
 
     def model(self, name: str) -> CachedModel:
         assert name == "draft"

@@ -151,7 +151,7 @@ class TokenRecycling:
 
     def propose(self, text: list[int]) -> Paths:
         """The most promising places if rank r were right with chance 1 / (2r + 2)."""
-        places = [ranks for depth in range(1, self.k + 1) for ranks in product(range(self.top_k), repeat=depth)]
+        positions = [ranks for depth in range(1, self.k + 1) for ranks in product(range(self.top_k), repeat=depth)]
 
         def promise(ranks: tuple[int, ...]) -> float:
             chance = 1.0
@@ -159,7 +159,7 @@ class TokenRecycling:
                 chance *= 0.5 / (rank + 1)
             return chance
 
-        chosen = sorted(places, key=lambda ranks: (-promise(ranks), len(ranks), ranks))[: self.nodes]
+        chosen = sorted(positions, key=lambda ranks: (-promise(ranks), len(ranks), ranks))[: self.nodes]
         self.offered = []
         for ranks in sorted(chosen, key=lambda ranks: (len(ranks), ranks)) if text[-1] in self.rows else []:
             path: tuple[int, ...] = ()

@@ -166,6 +166,7 @@ BY_TEXT: list[tuple[str, dict[str, Any]]] = [
     ("suffix", {}),
     ("suffix", {"tree": True, "max_spec_factor": 2.0}),
     ("suffix_hybrid", {"least": 1.0}),
+    ("suffix_p_eagle", {"least": 1.0}),
     ("rest", {"nodes": 8}),
     ("suffix_blend", {}),
     ("hydra", {"tree": (3, 2)}),

@@ -133,11 +133,11 @@ def test_windows_need_no_detour(name: str) -> None:
 def test_it_is_refused_by_what_it_needs_before_and_after_loading(name: str, tmp_path: Path) -> None:
     reason = REFUSED[name][0]
     architectures.config(name).save_pretrained(tmp_path)
-    told = needs.unmet(json.loads((tmp_path / "config.json").read_text()))
+    output = needs.unmet(json.loads((tmp_path / "config.json").read_text()))
     if name == "openai-gpt":
-        assert told is None, "its config says nothing of it"
+        assert output is None, "its config says nothing of it"
     else:
-        assert reason in (told or "")
+        assert reason in (output or "")
     # Had the config said nothing, the model itself would have been found out.
     with pytest.raises(DecodingError, match="rolled back"):
         cached_model(tiny(name))
@@ -202,8 +202,8 @@ def test_a_forward_pass_that_goes_wrong_over_our_cache_is_refused(monkeypatch: p
     forward = type(source).forward
 
     def without(key: str) -> Any:
-        return lambda self, *args, **given: forward(
-            self, *args, **given | ({key: None} if "past_key_values" in given else {})
+        return lambda self, *args, **kwargs: forward(
+            self, *args, **kwargs | ({key: None} if "past_key_values" in kwargs else {})
         )
 
     for key in ("attention_mask", "position_ids"):

@@ -63,8 +63,8 @@ def refused(response: requests.Response) -> bool:
     assert response.status_code < 500, response.text
     if response.status_code == 200:
         return False
-    said = response.json()["error"]["message"]
-    assert said and len(said) < 700 and "Traceback" not in said and " → " in said
+    message = response.json()["error"]["message"]
+    assert message and len(message) < 700 and "Traceback" not in message and " → " in message
     return True
 
 
@@ -123,7 +123,7 @@ def test_bytes_of_any_kind_are_answered_or_refused(
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"temperature": 1e-320}, "rows.0.temperature: a temperature is 0 (greedy decoding) or at least 1e-06"),
         ({"temperature": float("nan")}, "rows.0.temperature: a temperature is a finite number from 0 to 10"),
@@ -137,12 +137,12 @@ def test_bytes_of_any_kind_are_answered_or_refused(
     ],
 )
 def test_numbers_that_would_draw_tokens_which_there_are_not(
-    urls: dict[str, str], change: dict[str, Any], said: str
+    urls: dict[str, str], change: dict[str, Any], message: str
 ) -> None:
     row = dataclasses.replace(PROPER, **change)
     for kind in ("draft", "target"):
         response = post(urls[kind] + protocol.PATH, protocol.pack(RowsRequest([row])))
-        assert response.status_code == 422 and said in response.json()["error"]["message"]
+        assert response.status_code == 422 and message in response.json()["error"]["message"]
 
 
 JSON = st.recursive(
@@ -200,7 +200,7 @@ def test_bytes_that_are_no_json_are_refused(urls: dict[str, str], content: bytes
 
 
 @pytest.mark.parametrize(
-    ("content", "status", "said"),
+    ("content", "status", "message"),
     [
         (b'{"prompt": "a", "\\ud800": 1}', 422, "body: not JSON"),
         (b'{"prompt": "\xff"}', 422, "body: not JSON"),
@@ -220,10 +220,10 @@ def test_bytes_that_are_no_json_are_refused(urls: dict[str, str], content: bytes
     ids=range(6),
 )
 def test_requests_that_once_broke_or_held_up_the_service(
-    urls: dict[str, str], content: bytes, status: int, said: str
+    urls: dict[str, str], content: bytes, status: int, message: str
 ) -> None:
     response = completed(urls["coordinator"], content)
-    assert response.status_code == status and response.json()["error"]["message"].startswith(said)
+    assert response.status_code == status and response.json()["error"]["message"].startswith(message)
 
 
 @FEW
@@ -261,13 +261,13 @@ def test_half_sent_requests_are_not_waited_for(
     monkeypatch.setattr(http_server, "HEADER_S", 0.5)
     path = protocol.PATH if kind == "draft" else "/v1/completions"
     header = HEADER.format(path)
-    said = dribble(urls[kind], f"{header}\r\nhalf".encode()).decode()
-    assert said.startswith("HTTP/1.1 408") and "the body did not arrive in 0.5 s" in said
+    message = dribble(urls[kind], f"{header}\r\nhalf".encode()).decode()
+    assert message.startswith("HTTP/1.1 408") and "the body did not arrive in 0.5 s" in message
     for content in (b"", b"POST", header.encode()):
         assert dribble(urls[kind], content) == b""
     whole = f"GET /health HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n\r\n"
-    said = dribble(urls[kind], (whole + header).encode()).decode()
-    assert said.startswith("HTTP/1.1 200") and "408" not in said, "a second request on the same connection"
+    message = dribble(urls[kind], (whole + header).encode()).decode()
+    assert message.startswith("HTTP/1.1 200") and "408" not in message, "a second request on the same connection"
     log = capfd.readouterr().err
     assert log.count("no whole header in 0.5 s") == 4 and "Traceback" not in log
 

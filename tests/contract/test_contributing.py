@@ -56,7 +56,9 @@ def test_the_example_is_listed_and_drafts(package: Path, repository: Path) -> No
 
 @pytest.fixture(scope="module")
 def passed(package: Path, repository: Path) -> set[tuple[str, str]]:
-    """Which tests of the contracts pass for which example: the page's two commands in one, so that models are made once."""
+    """Which tests of the contracts pass for which example: the page's two commands in one, so that models are made
+    once.
+    """
     page = (repository / "CONTRIBUTING.md").read_text()
     assert "pytest tests/contract -k repeat_last" in page and "pytest tests/contract -k bigram" in page
     files = [f"tests/contract/test_{name}.py" for name in ("drafters", "replay", "heads")]
@@ -127,9 +129,9 @@ def test_a_table_is_one_entry_of_the_outline(repository: Path, tmp_path: Path) -
             [sys.executable, *arguments], cwd=repository, env=environment, capture_output=True, text=True
         )
         assert done.returncode == 0, done.stderr
-    said = "The slowest method of each task, and its speedup."
+    caption = "The slowest method of each task, and its speedup."
     assert (tmp_path / "tables/slowest.csv").read_text().startswith("task,method,speedup\n")
     for file in ("tables/slowest.md", "report.html", "pdf.json", "tables/slowest.tex", "report/table-slowest.rst"):
-        assert said in (tmp_path / file).read_text(), file
+        assert caption in (tmp_path / file).read_text(), file
     assert r"\input{tables/study-slowest}" in (tmp_path / "paper/main.tex").read_text()
-    assert said in (tmp_path / "paper/tables/study-slowest.tex").read_text()
+    assert caption in (tmp_path / "paper/tables/study-slowest.tex").read_text()

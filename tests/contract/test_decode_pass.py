@@ -93,7 +93,7 @@ def model(make: Callable[[], Any], way: Any, dtype: torch.dtype = torch.float32)
     return found
 
 
-def said(model: LlamaModel) -> list[torch.Tensor]:
+def outputs(model: LlamaModel) -> list[torch.Tensor]:
     """Logits, hidden states and streams: of two rows of different length, of trees, after the kept paths; of a chain;
     of a prompt.
     """
@@ -115,7 +115,7 @@ def said(model: LlamaModel) -> list[torch.Tensor]:
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 0.15)])
 def test_compiled_passes_say_what_torch_says(name: str, dtype: torch.dtype, tolerance: float) -> None:
     """Held against torch in float32: torch's own bfloat16 is up to .27 off it where a processor has no products for it."""
-    mine, exact = said(model(MODELS[name], "always", dtype)), said(model(MODELS[name], "never", torch.float32))
+    mine, exact = outputs(model(MODELS[name], "always", dtype)), outputs(model(MODELS[name], "never", torch.float32))
     for ours, theirs in zip(mine, exact, strict=True):
         assert ours.shape == theirs.shape
         assert (ours.float() - theirs).norm() <= tolerance * theirs.norm()
@@ -198,22 +198,22 @@ def test_a_token_does_not_feel_its_neighbours(name: str, dtype: torch.dtype) -> 
 def test_without_the_processors_bfloat16_instruction_it_says_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also in products outside compiled passes: behind a long prompt, and in padded passes."""
 
-    def told(way: Any) -> list[torch.Tensor]:
+    def outputs_of(way: Any) -> list[torch.Tensor]:
         found = model(MODELS["grouped heads"], way, torch.bfloat16)
-        kept = said(found)
+        kept = outputs(found)
         found.start(1, 256)
         kept.append(found.catch_up([[place % 60 for place in range(MAX_TOKENS + 6)]], [False]))
         found.pad_passes()
         return [*kept, *found.forward(torch.tensor([[1, 2, 3]]))]
 
-    expected = told("never")
+    expected = outputs_of("never")
     compiled.library.cache_clear()
     monkeypatch.setattr(compiler, "FLAGS", (*compiler.FLAGS, "-mno-avx512bf16"))
     try:
         if compiled.library() is None:
             pytest.skip("this compiler knows no such processor")
         assert compiled.library().input_bytes() == 4
-        for mine, theirs in zip(told("always"), expected, strict=True):
+        for mine, theirs in zip(outputs_of("always"), expected, strict=True):
             assert (mine - theirs).float().norm() <= 0.15 * theirs.float().norm()
     finally:
         compiled.library.cache_clear()
@@ -228,7 +228,7 @@ def test_large_gates_close_and_open() -> None:
             layer.mlp.gate_proj.weight.data *= 40
         return found
 
-    for mine, theirs in zip(said(model(wide, "always")), said(model(wide, "never")), strict=True):
+    for mine, theirs in zip(outputs(model(wide, "always")), outputs(model(wide, "never")), strict=True):
         assert (mine - theirs).norm() <= 1e-3 * theirs.norm()
 
 

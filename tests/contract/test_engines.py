@@ -49,8 +49,8 @@ METHODS = [
 ]
 
 
-def cell(engine: str, method: str, k: int = 4, temperature: float = 0.0, batch_size: int = 1, **given: Any) -> Cell:
-    options = methods()[method].Options.model_validate({**OPTIONS.get(method, {}), **given}).model_dump(mode="json")
+def cell(engine: str, method: str, k: int = 4, temperature: float = 0.0, batch_size: int = 1, **own: Any) -> Cell:
+    options = methods()[method].Options.model_validate({**OPTIONS.get(method, {}), **own}).model_dump(mode="json")
     k = k if methods()[method].uses_k else 0
     return Cell(
         engine=engine, pair="toy_pair", method=method, k=k, task="t", temperature=temperature, batch_size=batch_size,
@@ -77,12 +77,12 @@ def engine(request: pytest.FixtureRequest, toy_pair: PairFiles) -> Iterator[Engi
 
 @pytest.mark.parametrize("method", METHODS)
 def test_greedy_output_is_the_targets_and_its_accounting_sound(engine: Engine, native: Engine, method: str) -> None:
-    asked = cell(engine.name, method)
-    if reason := engine.refuses(asked):
+    requested = cell(engine.name, method)
+    if reason := engine.refuses(requested):
         pytest.skip(reason)
     for prompt in PROMPTS:
         (plain,) = native.generate(cell("native", "autoregressive"), [prompt], max_new_tokens=33, seeds=[0])
-        (found,) = engine.generate(asked, [prompt], max_new_tokens=33, seeds=[0])
+        (found,) = engine.generate(requested, [prompt], max_new_tokens=33, seeds=[0])
         assert found.tokens == plain.tokens
         assert found.stop == "length"
         assert found.ttft_s > 0 and found.decode_s > 0
@@ -91,13 +91,13 @@ def test_greedy_output_is_the_targets_and_its_accounting_sound(engine: Engine, n
         if found.counts is not None:  # an engine that tells totals
             rounds, drafted, accepted = found.counts.rounds, found.counts.drafted, found.counts.accepted
             assert drafted is not None and accepted is not None
-            assert 0 <= accepted <= drafted <= asked.k * rounds
+            assert 0 <= accepted <= drafted <= requested.k * rounds
             assert accepted + rounds == 32
             continue
         # The prompt's pass is a round where it verifies drafts, as transformers' does; else its token is nobody's.
         assert sum(entry.emitted for entry in found.rounds) in (33, 32)
         for entry in found.rounds:
-            assert 0 <= entry.accepted <= entry.drafted <= asked.k
+            assert 0 <= entry.accepted <= entry.drafted <= requested.k
             assert entry.cut or entry.emitted == entry.accepted + 1
         assert not any(entry.cut for entry in found.rounds[:-1])
 
@@ -129,8 +129,8 @@ def test_it_stops_behind_an_end_of_sequence(engine: Engine, native: Engine, meth
 
 
 def test_a_batch_gives_each_row_its_own_tokens(engine: Engine, native: Engine) -> None:
-    asked = cell(engine.name, "autoregressive", batch_size=3)
-    together = engine.generate(asked, PROMPTS, max_new_tokens=12, seeds=[0, 0, 0])
+    requested = cell(engine.name, "autoregressive", batch_size=3)
+    together = engine.generate(requested, PROMPTS, max_new_tokens=12, seeds=[0, 0, 0])
     for prompt, found in zip(PROMPTS, together, strict=True):
         (alone,) = native.generate(cell("native", "autoregressive"), [prompt], max_new_tokens=12, seeds=[0])
         assert found.tokens == alone.tokens
@@ -138,16 +138,17 @@ def test_a_batch_gives_each_row_its_own_tokens(engine: Engine, native: Engine) -
 
 @pytest.mark.parametrize("method", ["autoregressive", "draft_model"])
 def test_a_seed_is_one_output(engine: Engine, method: str) -> None:
-    asked = cell(engine.name, method, temperature=1.0)
+    requested = cell(engine.name, method, temperature=1.0)
     outputs = [
-        tuple(engine.generate(asked, [PROMPTS[0]], max_new_tokens=12, seeds=[seed])[0].tokens) for seed in (5, 5, 6, 7)
+        tuple(engine.generate(requested, [PROMPTS[0]], max_new_tokens=12, seeds=[seed])[0].tokens)
+        for seed in (5, 5, 6, 7)
     ]
     assert outputs[0] == outputs[1]
     assert len(set(outputs)) == 3
 
 
 def test_what_an_engine_cannot_run_is_refused_with_the_reason() -> None:
-    for name, method, given, words in (
+    for name, method, options, words in (
         ("transformers", "eagle", {}, "has no eagle"),
         ("transformers", "draft_model", {"batch_size": 2}, "one prompt at a time"),
         ("transformers", "ngram", {"min_n": 2}, "min_n: 1"),
@@ -158,7 +159,7 @@ def test_what_an_engine_cannot_run_is_refused_with_the_reason() -> None:
         ("vllm", "medusa", {"tree": None}, "chains only"),
         ("vllm", "medusa", {"acceptance": "typical"}, "exact acceptance"),
     ):
-        reason = registry()[name].refuses(cell(name, method, **given))
+        reason = registry()[name].refuses(cell(name, method, **options))
         assert reason is not None and words in reason
     assert registry()["vllm"].refuses(cell("vllm", "medusa")) is None
     assert registry()["llamacpp"].refuses(cell("llamacpp", "eagle3")) is None
@@ -166,14 +167,14 @@ def test_what_an_engine_cannot_run_is_refused_with_the_reason() -> None:
 
 def test_vllm_is_given_no_medusa_heads_that_it_cannot_load(toy_pair: PairFiles, tmp_path: Path) -> None:
     """Those of a cut vocabulary."""
-    asked = cell("vllm", "medusa")
+    requested = cell("vllm", "medusa")
     pair = replace(toy_pair, heads={**toy_pair.heads, "medusa": tmp_path})
     medusa.heads_config(hidden=8, vocabulary=64, heads=4).save_pretrained(tmp_path)
-    assert speculation_of(asked, pair, "greedy")["speculative_config"]["model"] == str(tmp_path)
+    assert speculation_of(requested, pair, "greedy")["speculative_config"]["model"] == str(tmp_path)
     for shared in (False, True):
         medusa.heads_config(hidden=8, vocabulary=64, heads=4, drafted=16, shared=shared).save_pretrained(tmp_path)
         with pytest.raises(EngineError, match="heads that draft among 16 of 64 tokens; train them with"):
-            speculation_of(asked, pair, "greedy")
+            speculation_of(requested, pair, "greedy")
 
 
 @pytest.mark.parametrize("here", [True, False])
@@ -235,10 +236,10 @@ def test_the_audit_tells_the_stock_cpu_sampler_from_the_patched_one(
 ) -> None:
     """vLLM 0.32's CPU build speculates from the wrong distribution above temperature 0 (vLLM issue 55005)."""
     options = {"vllm": {**QUICK["vllm"], "cpu_sampling": sampling, "draft_sampling": drafts}}
-    asked = cell("vllm", method, k=2, temperature=1.0)
-    if reason := registry()["vllm"].refuses(asked):
+    requested = cell("vllm", method, k=2, temperature=1.0)
+    if reason := registry()["vllm"].refuses(requested):
         pytest.skip(reason)
-    test = exact_test("vllm", asked, tmp_path, 4096, options)
+    test = exact_test("vllm", requested, tmp_path, 4096, options)
     assert (test.p_value > FALSE_ALARM) == (sampling == "patched"), test
 
 
@@ -274,8 +275,8 @@ def test_a_killed_vllm_fails_its_cell_and_the_next_one_runs(toy_pair: PairFiles)
     options = {"vllm": {"eager": True, "multiprocessing": True}}
     before = set(psutil.Process().children(recursive=True))
     with registry()["vllm"](replace(toy_pair, engine_options=options)) as engine:
-        asked = cell("vllm", "autoregressive")
-        engine.generate(asked, [PROMPTS[0]], max_new_tokens=4, seeds=[0])
+        requested = cell("vllm", "autoregressive")
+        engine.generate(requested, [PROMPTS[0]], max_new_tokens=4, seeds=[0])
         cores = engine._baseline.processes.all  # type: ignore[attr-defined]
         assert cores
 
@@ -288,9 +289,9 @@ def test_a_killed_vllm_fails_its_cell_and_the_next_one_runs(toy_pair: PairFiles)
         killer.start()
         with pytest.raises(EngineError, match=r"vLLM failed while it decoded: its process .* was killed by SIGKILL"):
             for _ in range(200):
-                engine.generate(asked, [PROMPTS[0]], max_new_tokens=400, seeds=[0])
+                engine.generate(requested, [PROMPTS[0]], max_new_tokens=400, seeds=[0])
         killer.join()
-        (found,) = engine.generate(asked, [PROMPTS[0]], max_new_tokens=4, seeds=[0])
+        (found,) = engine.generate(requested, [PROMPTS[0]], max_new_tokens=4, seeds=[0])
         assert len(found.tokens) == 4
     left = {child for child in psutil.Process().children(recursive=True) if child.is_running()} - before
     assert not [child for child in left if "resource_tracker" not in " ".join(child.cmdline())]

@@ -74,7 +74,7 @@ def model_of(name: str, folder: Path) -> Any:
     return cached_model(AutoModelForCausalLM.from_pretrained(folder / part))
 
 
-def lent(target: Any, draft: Any, folder: Path) -> Any:
+def resources_of(target: Any, draft: Any, folder: Path) -> Any:
     """Resources of a drafter: heads lie in the folders of their names."""
     return SimpleNamespace(target=target, model=lambda _: draft, head=lambda name: folder / name)
 
@@ -110,7 +110,7 @@ def test_it_is_made_and_its_curve_says_what_to_expect(pair: tuple[str, Path]) ->
 def test_it_drafts_losslessly(pair: tuple[str, Path]) -> None:
     name, folder = pair
     target, draft = (cached_model(AutoModelForCausalLM.from_pretrained(folder / part)) for part in ("target", "draft"))
-    resources = lent(target, draft, folder)
+    resources = resources_of(target, draft, folder)
 
     def outputs(method: str, k: int) -> list[list[int]]:
         found = generate(target, drafter(method, resources), [[5, 9, 11], [7]], k=k, max_new_tokens=20, temperature=0)
@@ -152,7 +152,7 @@ def test_it_goes_on_after_a_kill_to_the_same_bits(
     assert sorted(path.name for path in (again / name).iterdir()) == sorted(FILES)
 
 
-def test_what_is_missing_is_said(sums: tuple[Recipe, Path], tmp_path: Path) -> None:
+def test_what_is_missing_is_named(sums: tuple[Recipe, Path], tmp_path: Path) -> None:
     for name in NAMES:
         recipe, corpus = recipe_of(sums, name), sums[1] / "corpus"
         out = tmp_path / name
@@ -232,8 +232,9 @@ EXPORTS["p_eagle"] = (
     EXPORTS["eagle3"][0] | {"ptd_token_id": V - 1},
     EXPORTS["eagle3"][1] | {"mask_hidden": [1, 3 * D]},
 )
-"""Head -> the keys of config.json and the tensors that vLLM and the others read: to the letter. The draft has the target's
-sizes, and one layer."""
+"""Head -> the keys of config.json and the tensors that vLLM and the others read: to the letter. The draft has the
+target's sizes, and one layer.
+"""
 EXPORTS["dflash"] = (
     {"model_type": "qwen3", "architectures": ["DFlashDraftModel"], "num_hidden_layers": 2, "hidden_size": D, "vocab_size": V,
      "block_size": 8, "num_target_layers": 3, "dflash_config": {"mask_token_id": V - 1, "target_layer_ids": [0, 1]}},
@@ -318,7 +319,12 @@ def test_a_head_learns_a_target_that_can_be_known(
         if kind.needs != (name,):
             continue
         rows = generate(
-            target, drafter(method, lent(target, None, tmp_path)), prompts, k=3, max_new_tokens=30, temperature=0
+            target,
+            drafter(method, resources_of(target, None, tmp_path)),
+            prompts,
+            k=3,
+            max_new_tokens=30,
+            temperature=0,
         )
         for row, prompt in zip(rows, prompts, strict=True):
             assert all(after == (13 * before + 1) % PERIOD for before, after in pairwise([prompt[-1], *row.tokens]))
@@ -435,7 +441,7 @@ def test_a_head_that_knows_the_text_is_always_accepted(
         if name != "draft":
             (tmp_path / name).mkdir()
             exact_head(name.removeprefix("draft_"), reads, target, tmp_path / name)
-    resources = lent(target, draft, tmp_path)
+    resources = resources_of(target, draft, tmp_path)
     exact = drafter(method, resources, **options)
     prompts = [[3, 16], [9], [1, 6, 7, 12, 13]]
     for found, prompt in zip(

@@ -161,9 +161,9 @@ def test_other_architectures_are_refused_with_the_way_out(toy_pair: PairFiles) -
 
 
 def test_a_killed_server_fails_its_cell_and_the_next_one_runs(toy_pair: PairFiles) -> None:
-    asked = cell("llamacpp", "autoregressive", 0)
+    requested = cell("llamacpp", "autoregressive", 0)
     with LlamaCpp(toy_pair, threads=1) as engine:
-        (first,) = engine.generate(asked, [PROMPT], max_new_tokens=4, seeds=[0])
+        (first,) = engine.generate(requested, [PROMPT], max_new_tokens=4, seeds=[0])
         ((server, client),) = engine._servers.values()
         post = client.post
 
@@ -173,8 +173,8 @@ def test_a_killed_server_fails_its_cell_and_the_next_one_runs(toy_pair: PairFile
 
         client.post = killed  # type: ignore[assignment,method-assign]
         with pytest.raises(EngineError, match="was killed by SIGKILL while it answered for llamacpp/p/autoregressive"):
-            engine.generate(asked, [PROMPT], max_new_tokens=200, seeds=[0])
-        (again,) = engine.generate(asked, [PROMPT], max_new_tokens=4, seeds=[0])
+            engine.generate(requested, [PROMPT], max_new_tokens=200, seeds=[0])
+        (again,) = engine.generate(requested, [PROMPT], max_new_tokens=4, seeds=[0])
         folder, processes = (
             Path(engine._folder.name),
             [psutil.Process(entry.process.pid) for entry, _ in engine._servers.values()],

@@ -51,9 +51,8 @@ def lab() -> Lab:
 
 
 def rounds_and_waits(
-    lab: Lab, method: str, temperature: float, tokens: int, monkeypatch: pytest.MonkeyPatch, **options: Any
+    lab: Lab, drafter: Any, temperature: float, tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[int, int]:
-    drafter = lab.drafter(method, **options)
     with monkeypatch.context() as patch:
         # As on a GPU: host values travel in one way that does not wait, trees are judged at once, the highest logit is
         # found there.
@@ -104,9 +103,10 @@ def test_the_host_waits_once_a_round(
     lab: Lab, method: str, temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Counted as the difference of two lengths, so that what the first rounds of a shape cost does not count."""
-    rounds_and_waits(lab, method, temperature, 60, monkeypatch)  # every shape is recorded
-    few, waits_few = rounds_and_waits(lab, method, temperature, 20, monkeypatch)
-    many, waits_many = rounds_and_waits(lab, method, temperature, 60, monkeypatch)
+    drafter = lab.drafter(method)
+    rounds_and_waits(lab, drafter, temperature, 60, monkeypatch)  # every shape is recorded
+    few, waits_few = rounds_and_waits(lab, drafter, temperature, 20, monkeypatch)
+    many, waits_many = rounds_and_waits(lab, drafter, temperature, 60, monkeypatch)
     # Lookahead reads its window, which rides along, besides the verdict; what goes over a network passes through the
     # host: random numbers on their way out, probabilities (converted, then sent) on their way in.
     allowed = {"lookahead": 2, "remote_draft": 3 if temperature else 1}.get(method, 1)
@@ -121,7 +121,8 @@ def test_a_cut_vocabulary_is_mapped_without_a_wait(
 ) -> None:
     lab = Lab(vocab_size=40, replayed=True)
     lab.cut_vocabulary(list(range(39, 0, -3)))
-    found = [rounds_and_waits(lab, "eagle3", temperature, tokens, monkeypatch, nodes=nodes) for tokens in (60, 20, 60)]
+    drafter = lab.drafter("eagle3", nodes=nodes)
+    found = [rounds_and_waits(lab, drafter, temperature, tokens, monkeypatch) for tokens in (60, 20, 60)]
     (few, waits_few), (many, waits_many) = found[1:]
     assert many > few and waits_many - waits_few <= many - few
 

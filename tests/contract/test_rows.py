@@ -58,7 +58,7 @@ def services(lab: Lab, *, target_rows: int = 16, draft_rows: int = 32) -> tuple[
 
 
 def decode(
-    wanted: Sequence[DecodeRequest],
+    requests: Sequence[DecodeRequest],
     target: Local,
     draft: Local | None,
     *,
@@ -81,7 +81,7 @@ def decode(
                 await asyncio.sleep(0.004 * number)
             return [token async for tokens in coordinator.decode(request) for token in tokens]
 
-        found = await asyncio.gather(*[one(number, request) for number, request in enumerate(wanted)])
+        found = await asyncio.gather(*[one(number, request) for number, request in enumerate(requests)])
         for worker in workers:
             worker.cancel()
         return found, coordinator
@@ -94,15 +94,15 @@ def native() -> Lab:
     return Lab(vocab_size=40)
 
 
-def expected(native: Lab, wanted: DecodeRequest) -> Any:
+def expected(native: Lab, requests: DecodeRequest) -> Any:
     (found,) = generate(
         native.target,
         native.drafter("draft_model"),
-        [list(wanted.prompt)],
-        k=wanted.k,
-        max_new_tokens=wanted.max_tokens,
-        temperature=wanted.temperature,
-        seeds=[wanted.seed],
+        [list(requests.prompt)],
+        k=requests.k,
+        max_new_tokens=requests.max_tokens,
+        temperature=requests.temperature,
+        seeds=[requests.seed],
     )
     return found
 
@@ -114,14 +114,14 @@ def test_rows_that_join_and_leave_decode_as_alone_in_the_native_loop(native: Lab
     Where 16 requests share 8 or 9 rows of the target's cache, texts are pushed out and sent anew.
     """
     target, draft = services(Lab(vocab_size=40), target_rows=rows[0], draft_rows=rows[1])
-    wanted = [
+    requests = [
         DecodeRequest(prompt, LENGTH - number % 5, temperature, seed=number, k=K)
         for number, (prompt, temperature) in enumerate(
             (prompt, temperature) for temperature in (0.0, 0.7, 1.0) for prompt in PROMPTS
         )
     ]
-    found, coordinator = decode(wanted, target, draft, stagger=rows[0] == 16)
-    truth = [expected(native, request) for request in wanted]
+    found, coordinator = decode(requests, target, draft, stagger=rows[0] == 16)
+    truth = [expected(native, request) for request in requests]
     assert found == [generation.tokens for generation in truth]
     rounds = [entry for generation in truth for entry in generation.rounds]
     counts = coordinator.counts
@@ -147,14 +147,14 @@ def test_the_sampled_distribution_is_the_targets_in_either_precision(half: bool)
 def test_without_a_draft_the_output_is_plain_decoding_and_the_draft_is_asked_again_later(native: Lab) -> None:
     target, draft = services(Lab(vocab_size=40))
     draft.down = True
-    wanted = [DecodeRequest(prompt, LENGTH, 0.0, 0, K) for prompt in PROMPTS]
-    found, coordinator = decode(wanted, target, draft)
-    truth = [expected(native, request).tokens for request in wanted]
+    requests = [DecodeRequest(prompt, LENGTH, 0.0, 0, K) for prompt in PROMPTS]
+    found, coordinator = decode(requests, target, draft)
+    truth = [expected(native, request).tokens for request in requests]
     assert found == truth
     assert coordinator.counts["drafts"] == 0 and coordinator.counts["undrafted"] > 0
     assert coordinator.draft is not None and 1 <= coordinator.draft.failures <= 8, "it is not asked in every round"
     draft.down = False
-    again, coordinator = decode(wanted, target, draft)
+    again, coordinator = decode(requests, target, draft)
     assert again == truth and coordinator.counts["undrafted"] == 0 < coordinator.counts["accepted"]
 
 
@@ -199,7 +199,7 @@ def test_bytes_that_are_no_message_are_refused(at: int, put: bytes, cut: int) ->
 
 def test_what_a_service_cannot_run_is_named(native: Lab) -> None:
     target, draft = services(Lab(vocab_size=40))
-    for local, row, said in [
+    for local, row, message in [
         (target, RowRequest(1, 0, [40]), "row 0 holds token 40, the model has 40"),
         (target, RowRequest(1, 0, [1] * 201), "row 0 has 201 tokens, there is room for 200"),
         (
@@ -221,7 +221,7 @@ def test_what_a_service_cannot_run_is_named(native: Lab) -> None:
             "rows.0.temperature: a temperature is a finite number",
         ),
     ]:
-        with pytest.raises(ProtocolError, match=said):
+        with pytest.raises(ProtocolError, match=message):
             local.run([row])
     answers, _ = target.run([RowRequest(1, 5, [1]), RowRequest(2, 0, [1]), RowRequest(2, 0, [1])])
     assert [answer.known for answer in answers] == [False, True, False], (

@@ -139,10 +139,10 @@ def test_sampled_and_greedy_outputs_are_those_of_the_native_loop_and_are_counted
     prompts, temperatures = some_prompts(12), [0.0, 0.7, 1.3]
     truth = [generated(native, prompt, temperature=temperatures[n % 3], seed=n) for n, prompt in enumerate(prompts)]
     with ThreadPoolExecutor(len(prompts)) as pool:
-        asked = [
+        requested = [
             pool.submit(fleet.tokens, prompt=p, temperature=temperatures[n % 3], seed=n) for n, p in enumerate(prompts)
         ]
-        assert [future.result() for future in asked] == [generation.tokens for generation in truth]
+        assert [future.result() for future in requested] == [generation.tokens for generation in truth]
     rounds = [entry for generation in truth for entry in generation.rounds]
     grown = {name: value - before[name] for name, value in fleet.page().items()}
     assert grown["spec_decode_num_drafts_total"] == len(rounds)
@@ -231,7 +231,8 @@ def test_none_of_200_concurrent_requests_is_lost_when_the_draft_is_killed_and_st
     without = after["rounds_without_a_draft_total"] - before["rounds_without_a_draft_total"]
     at = [int(page["request_success_total"] - before["request_success_total"]) for page in (killed, back)]
     print(
-        f"{count} requests, none lost: draft killed after {at[0]}, back after {at[1]}; {without:.0f} rounds without a draft"
+        f"{count} requests, none lost: draft killed after {at[0]}, back after {at[1]}; {without:.0f} rounds without a "
+        "draft"
     )
 
 
@@ -260,7 +261,7 @@ def test_a_draft_that_is_late_is_done_without(fleet: Fleet, native: Native) -> N
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "message"),
     [
         ({"max_tokens": 0}, "max_tokens: you gave 0 → it should be greater than or equal to 1"),
         ({"temperature": -1}, "temperature: you gave -1 → it should be greater than or equal to 0"),
@@ -280,9 +281,9 @@ def test_a_draft_that_is_late_is_done_without(fleet: Fleet, native: Native) -> N
         ({"messages": [{"role": "user", "content": "a"}]}, "prompt: no such field here"),
     ],
 )
-def test_bad_requests_are_told_what_where_and_how(fleet: Fleet, body: dict[str, Any], said: str) -> None:
+def test_bad_requests_are_told_what_where_and_how(fleet: Fleet, body: dict[str, Any], message: str) -> None:
     response = fleet.ask(**body)
-    assert response.status_code == 422 and response.json()["error"]["message"].startswith(said), response.text
+    assert response.status_code == 422 and response.json()["error"]["message"].startswith(message), response.text
     assert "Traceback" not in response.text and len(response.text) < 800
 
 
@@ -291,7 +292,10 @@ def test_requests_that_are_no_requests(fleet: Fleet) -> None:
     chat = requests.post(
         url + "/v1/chat/completions", json={"messages": [{"role": "user", "content": "a"}]}, timeout=30
     )
-    assert chat.status_code == 422 and "has no chat template → ask /v1/completions" in chat.json()["error"]["message"]
+    assert (
+        chat.status_code == 422
+        and "has no chat template → send it to /v1/completions" in chat.json()["error"]["message"]
+    )
     for content in (b"", b"{", b"[" * 100_000, b"[]", b"\xff\xfe"):
         response = requests.post(url + "/v1/completions", data=content, timeout=30)
         assert response.status_code == 422 and response.json()["error"]["message"].startswith("body: "), content[:20]

@@ -72,8 +72,8 @@ def trial(number: int, seed: int, work: Path, start: Path, undisturbed: Path, se
     while ended is not None:  # a run that was quicker than its moment is no trial: again, at the same part of its time
         moment = fraction * ended
         shutil.rmtree(folder, ignore_errors=True)
-        said, ended = cut(copied(start, folder), moment)
-    stages = re.findall(r"^Job \d+: (\w+)", said, flags=re.M)
+        message, ended = cut(copied(start, folder), moment)
+    stages = re.findall(r"^Job \d+: (\w+)", message, flags=re.M)
     kept = stamps(folder)
     again = run(folder)
     after = stamps(folder)
@@ -103,13 +103,13 @@ def main() -> int:
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--work", type=Path, default=Path("build/faults"), help="folder for the runs")
-    given = parser.parse_args()
-    work = given.work.absolute()
+    options = parser.parse_args()
+    work = options.work.absolute()
     start, undisturbed, seconds = prepared(work)
     print(f"the undisturbed run took {seconds:.0f} s", flush=True)
     found = []
-    for number in range(given.first, given.first + given.trials):
-        found.append(trial(number, given.seed, work, start, undisturbed, seconds))
+    for number in range(options.first, options.first + options.trials):
+        found.append(trial(number, options.seed, work, start, undisturbed, seconds))
         print(json.dumps(found[-1]), flush=True)
     survived = sum(all(value for value in each.values() if isinstance(value, bool)) for each in found)
     print(f"{survived} of {len(found)} kills survived")

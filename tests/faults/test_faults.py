@@ -53,13 +53,13 @@ def test_damaged_records_are_named_and_measured_again_by_themselves(folder: Path
     before = stamps(folder)
     result = run(folder, MEASURED)
     assert result.returncode == 0, result.stdout
-    said = [line for line in result.stdout.splitlines() if "is damaged and will be made again" in line]
-    assert {line.split(".jsonl")[0].removeprefix(f"{RECORDS}/native/embedded/") for line in said} == {
+    output = [line for line in result.stdout.splitlines() if "is damaged and will be made again" in line]
+    assert {line.split(".jsonl")[0].removeprefix(f"{RECORDS}/native/embedded/") for line in output} == {
         cut,
         flipped,
         missing,
     }
-    assert any("line 2: not a record" in line for line in said) and "Traceback" not in result.stdout
+    assert any("line 2: not a record" in line for line in output) and "Traceback" not in result.stdout
     assert changed(folder, before) == {f"native/embedded/{name}.jsonl" for name in (cut, flipped, missing)}
     assert outputs(folder) == outputs(finished)
     assert "Nothing to be done" in run(folder, MEASURED).stdout
@@ -77,6 +77,28 @@ def test_a_damaged_model_is_trained_again_and_nothing_is_measured(folder: Path, 
     assert weights.read_bytes() == (finished / DRAFT / "model.safetensors").read_bytes()
     assert not changed(folder, before)
     assert "Nothing to be done" in run(folder, MEASURED).stdout
+
+
+def test_another_study_takes_what_is_trained_already(folder: Path, finished: Path) -> None:
+    config = (folder / CONFIG).read_text()
+    (folder / "configs/my_first.yaml").write_text(config.replace("study: test", "study: my_first"))
+    draft = Path("results/my_first/models/embedded/draft")
+    settings = {"config": "configs/my_first.yaml"}
+    result = run(folder, str(draft / "model.safetensors"), **settings)
+    assert result.returncode == 0, result.stdout
+    for part in ("target", "text.safetensors", "draft"):
+        assert f"{draft.with_name(part)} is taken from results/.trained/" in result.stdout
+    # The seconds of its steps are those of the one training there was.
+    for name in ("model.safetensors", "training.jsonl", "trained_for.json"):
+        assert (folder / draft / name).read_bytes() == (finished / DRAFT / name).read_bytes()
+    assert "Nothing to be done" in run(folder, str(draft / "model.safetensors"), **settings).stdout
+    assert "Nothing to be done" in run(folder, MEASURED).stdout, "the first study is as fresh as before"
+    # With another recipe it trains its own.
+    (folder / settings["config"]).write_text(
+        config.replace("study: test", "study: other").replace("steps: 30", "steps: 20")
+    )
+    other = run(folder, "results/other/models/embedded/target/model.safetensors", **settings)
+    assert other.returncode == 0 and "is taken from" not in other.stdout, other.stdout
 
 
 def test_a_second_run_is_refused_and_a_killed_one_leaves_no_lock(folder: Path, finished: Path) -> None:
@@ -201,8 +223,8 @@ def test_a_full_disk_is_reported_with_the_path_and_the_next_run_goes_on(folder: 
     measure = f"{sys.executable} -m specrig measure --study {RESULTS}/study.json --engine native --pair embedded"
     result = mounting(
         folder,
-        f"mkdir {RECORDS}; mount -t tmpfs -o size=40k full {RECORDS} || exit 9; {measure}; echo code $?; cp -a {RECORDS} kept;"
-        f"mount -o remount,size=10m {RECORDS}; {measure}; echo code $?; cp -a {RECORDS} all",
+        f"mkdir {RECORDS}; mount -t tmpfs -o size=40k full {RECORDS} || exit 9; {measure}; echo code $?; cp -a "
+        f"{RECORDS} kept;mount -o remount,size=10m {RECORDS}; {measure}; echo code $?; cp -a {RECORDS} all",
     )
     assert "code 2" in result.stdout and "code 0" in result.stdout, result.stdout + result.stderr
     assert f"{RECORDS}/native/embedded/" in result.stderr and "No space left on device" in result.stderr

@@ -6,16 +6,53 @@ torch is imported where it is needed.
 
 from __future__ import annotations
 
+import importlib.util
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import TypeAlias
 
 import pytest
+import yaml
 
 from specrig.corpus import gather
 from specrig.training.recipe import TINY, Recipe
 
 Once: TypeAlias = Callable[[str, Callable[[Path], None]], Path]
+
+
+@pytest.fixture(scope="session")
+def report_text(once: Once) -> Callable[[Path], str]:
+    """report_text(study): the page of its report, for tests of its text: its figures are another study's, drawn once."""
+    from synthetic import write_study
+
+    from specrig.reporting.documents.html import write_report
+    from specrig.reporting.figures.drawings import write_figures
+
+    def build(folder: Path) -> None:
+        write_figures(write_study(folder / "study", ks=(2,), tasks=("code",)), folder / "figures")
+
+    def text(study: Path) -> str:
+        shutil.copytree(once("figures", build) / "figures", study / "figures", dirs_exist_ok=True)
+        return write_report(study, study / "report.html").read_text()
+
+    return text
+
+
+@pytest.fixture(scope="session")
+def benchmark(repository: Path) -> Callable[[str], ModuleType]:
+    """Returns a module of benchmarks/ by its name."""
+
+    def module_of(name: str) -> ModuleType:
+        spec = importlib.util.spec_from_file_location(f"benchmark_{name}", repository / "benchmarks" / f"{name}.py")
+        assert spec and spec.loader
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    return module_of
 
 
 @pytest.fixture(scope="session")
@@ -41,3 +78,34 @@ def tiny_pair(once: Once, tiny_corpus: Path) -> Path:
         train_draft(recipe, folder / "corpus", folder / "models", folder / "models/target", progress=False)
 
     return once("pair", build)
+
+
+@pytest.fixture
+def letters(workplace: Path) -> Path:
+    """A study of three methods on a pair of tiny models that speak letters."""
+    import torch
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    config = LlamaConfig(
+        vocab_size=26, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        max_position_embeddings=128, initializer_range=0.4, bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    tokenizer = Tokenizer(models.WordLevel({chr(ord("a") + index): index for index in range(26)}, unk_token="a"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    for name in ("target", "draft"):
+        torch.manual_seed(len(name))
+        LlamaForCausalLM(config).save_pretrained(name)
+        PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="a").save_pretrained(name)
+    prompts = ["thequickbrownfox", "jumpsoverthelazydog", "andrunsandruns"]
+    Path("prompts.jsonl").write_text(
+        "".join(json.dumps({"id": str(i), "prompt": text}) + "\n" for i, text in enumerate(prompts))
+    )
+    Path("configs/pairs.tsv").write_text("pair\ttarget\tdraft\ntiny\ttarget\tdraft\n")
+    Path("configs/tasks.tsv").write_text("task\tsource\nown\tprompts.jsonl\n")
+    study = {
+        "study": "letters", "pairs": ["tiny"], "tasks": ["own"], "prompts": 3, "max_new_tokens": 16, "threads": 1, "device": "cpu",
+        "replicates": 1, "methods": [{"method": "draft_model", "k": [2, 3]}, {"method": "ngram", "k": 3}, {"method": "suffix", "k": 3}],
+    }  # fmt: skip
+    Path("configs/own.yaml").write_text(yaml.safe_dump(study))
+    return Path("configs/own.yaml")

@@ -61,8 +61,8 @@ METHODS: dict[str, tuple[str, int, dict[str, Any]]] = {
 
 def cell(label: str, temperature: float = 1.0) -> Cell:
     """The toy pair's cell of a labelled method."""
-    method, k, given = METHODS.get(label, (label, 0, {}))
-    options = registry()[method].Options.model_validate(given).model_dump(mode="json")
+    method, k, kwargs = METHODS.get(label, (label, 0, {}))
+    options = registry()[method].Options.model_validate(kwargs).model_dump(mode="json")
     return Cell(
         engine="native", pair="toy_pair", method=method, k=k, task="exact", temperature=temperature, options=options
     )
@@ -325,11 +325,11 @@ def tried(
 
     None: the check of a model when it is loaded (`runtime.agreement`) refuses to decode with the flaw at all.
     """
-    asked = cell(label, flaw.temperature)
+    requested = cell(label, flaw.temperature)
     with planted(flaw):
         for count in samples:
             try:
-                test = exact_test("native", asked, folder, count)
+                test = exact_test("native", requested, folder, count)
             except ModelError as refused:
                 assert "its logits are not its own" in str(refused)
                 return None

@@ -55,7 +55,7 @@ class HubServer(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.repositories: dict[tuple[str, str], Repository] = {}
-        self.asked: list[str] = []
+        self.requests: list[str] = []
         self.down = False
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
@@ -106,7 +106,7 @@ class Handler(BaseHTTPRequestHandler):
     def serve(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         address = urlsplit(self.path)
-        self.server.asked.append(f"{self.command} {self.path}")
+        self.server.requests.append(f"{self.command} {self.path}")
         try:
             if self.server.down:
                 raise RefusalError(503, message="Service Unavailable")

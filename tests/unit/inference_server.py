@@ -45,6 +45,9 @@ class InferenceServer(ThreadingHTTPServer):
         self.counters: Counter[str] = Counter()
         self.bodies: list[dict[str, Any]] = []
 
+    def handle_error(self, *_: object) -> None:
+        """Clients that gave up are no news."""
+
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_address[1]}"
@@ -108,6 +111,8 @@ class Handler(BaseHTTPRequestHandler):
         if body.get("refuse"):
             self.answer(400, b'{"error": {"message": "prompt is too long"}}')
             return
+        if body.get("stall_every") and len(self.server.bodies) % body["stall_every"] == 0:
+            time.sleep(body["stall_s"])
         events = self.sglang(body) if self.path == "/generate" else self.openai(body)
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")

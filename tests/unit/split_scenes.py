@@ -35,7 +35,7 @@ from specrig.runtime.cache import KeyValueCache
 from specrig.runtime.transformers_model import TransformersModel, cached_model, float32_logits
 from specrig.runtime.types import DecodingError
 
-FIRST, SECOND = PLACES = "npy:0", "npy:1"
+FIRST, SECOND = DEVICES = "npy:0", "npy:1"
 """Where the target lies."""
 PROMPTS = [list(toy_pair.PROMPT), list(toy_pair.PROMPT[4:])]
 REMOTE = {"remote_draft"}
@@ -50,9 +50,9 @@ SAMPLED = ("autoregressive", "draft_model", "eagle2", "layer_skip", "tree")
 """Methods that are also tried above temperature 0."""
 
 
-def _cell(method: str, k: int, **given: Any) -> Cell:
+def _cell(method: str, k: int, **options: Any) -> Cell:
     named = {"engine": "native", "pair": "toy_pair", "task": "-", "temperature": 0.0, "batch_size": 2, "options": {}}
-    return Cell.model_validate({"method": method, "k": k, **named, **given})
+    return Cell.model_validate({"method": method, "k": k, **named, **options})
 
 
 def _decoded(engine: Any, cell: Cell) -> list[tuple[list[int], list[int]]]:
@@ -61,7 +61,7 @@ def _decoded(engine: Any, cell: Cell) -> list[tuple[list[int], list[int]]]:
     return [(generation.tokens, [each.accepted for each in generation.rounds]) for generation in made]
 
 
-class Laboratory:
+class ToyPairs:
     """The toy pair in the native engine, whole and split."""
 
     def __init__(self, folder: Path) -> None:
@@ -100,8 +100,8 @@ def architecture(name: str, beside: int = 0) -> str:
     source = tiny(name)
     whole, model = cached_model(source, direct=False), tiny(name)
     with pretended.devices():
-        places_of = split.device_map(model, PLACES, beside)
-        model = dispatch_model(model, places_of, skip_keys=model._skip_keys_device_placement)
+        device_map = split.device_map(model, DEVICES, beside)
+        model = dispatch_model(model, device_map, skip_keys=model._skip_keys_device_placement)
         found = _walk(cached_model(model, device=FIRST), FIRST)
     expected = _walk(whole, "cpu")
     differences = [float((one - other).abs().max()) for one, other in zip(found, expected, strict=True)]
@@ -134,7 +134,7 @@ def misplaced() -> str:
 def random_weights() -> str:
     """Shapes alone are split as well."""
     with pretended.devices():
-        model = random_model(SHAPE, devices=PLACES, dtype=torch.float32)
+        model = random_model(SHAPE, devices=DEVICES, dtype=torch.float32)
         model.start(1, 32)
         logits = model.catch_up([[1, 2, 3]], [False])
     return "" if logits.isfinite().all() and {shape.device for shape in model.layout} != {None} else "not split"
@@ -152,9 +152,9 @@ def transformers(pair: PairFiles) -> str:
 
 def scenes(folder: Path) -> dict[str, Callable[[], str]]:
     """Name -> scene."""
-    lab = Laboratory(folder)
-    asked = [*((method, 0.0) for method in METHODS), *((method, 1.0) for method in SAMPLED)]
-    decoded = {f"{method} at {t:g}": lambda m=method, t=t: lab.decode(m, t) for method, t in asked}
+    lab = ToyPairs(folder)
+    requested = [*((method, 0.0) for method in METHODS), *((method, 1.0) for method in SAMPLED)]
+    decoded = {f"{method} at {t:g}": lambda m=method, t=t: lab.decode(m, t) for method, t in requested}
     kinds = {
         f"architecture {name}": lambda n=name: architecture(n) for name in ("llama", "gemma4_text", "gpt2", "mistral")
     }
@@ -171,7 +171,7 @@ def scenes(folder: Path) -> dict[str, Callable[[], str]]:
 def main() -> None:
     """Print name -> outcome, a scene's traceback where it fails."""
     pretended.register()
-    split.devices_of = lambda pair, device: list(PLACES) if device != "cpu" and pair.tensor_parallel > 1 else [device]
+    split.devices_of = lambda pair, device: list(DEVICES) if device != "cpu" and pair.tensor_parallel > 1 else [device]
     Transformers.now = lambda _: 0.0  # type: ignore[method-assign]  # nothing here has a clock
     found = {}
     for name, scene in scenes(Path(sys.argv[1])).items():

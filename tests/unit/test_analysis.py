@@ -271,12 +271,12 @@ def test_prompts_needed_is_the_paired_t_test() -> None:
     """sd 0.1 against 5 %: scipy's own t quantiles hold at the answer and not one prompt below it."""
     logs = np.array([-0.1, 0.0, 0.1])
 
-    def asked(count: int) -> float:
+    def required(count: int) -> float:
         t = scipy.stats.t(count - 1)
         return ((t.ppf(0.975) + t.ppf(0.8)) * 0.1 / math.log(1.05)) ** 2
 
     needed = int(statistics.prompts_needed(logs))
-    assert needed >= asked(needed) and needed - 1 < asked(needed - 1)
+    assert needed >= required(needed) and needed - 1 < required(needed - 1)
     assert needed == 35
     assert statistics.prompts_needed([0.3, 0.3]) == 2 and math.isnan(statistics.prompts_needed([0.3]))
 

@@ -57,13 +57,12 @@ def test_imports_against_the_layers_are_named(repository: Path, tmp_path: Path) 
 @pytest.mark.parametrize("heavy", [["torch", "transformers", "pandas", "mlflow", "matplotlib", "requests"]])
 def test_planning_loads_nothing_heavy(repository: Path, heavy: list[str]) -> None:
     code = (
-        "import sys; from pathlib import Path; import specrig.cli, specrig.planning.plan, specrig.planning.methods_view\n"
-        "import specrig.dag.rules; from specrig.dag.code import STAGES, stage_digest\n"
-        "from specrig.measurement.plan import job_digest; from specrig.study.load import load_study\n"
-        "study = load_study(Path('configs/quick.yaml'))\n"
-        "[job_digest(cell.engine, cell.method) for cell in study.grid.cells]\n"
-        "[stage_digest(stage) for stage in STAGES]\n"
-        f"print([name for name in {heavy!r} if name in sys.modules])"
+        "import sys; from pathlib import Path; import specrig.cli, specrig.planning.plan, "
+        "specrig.planning.methods_view\nimport specrig.dag.rules; from specrig.dag.code import STAGES, "
+        "stage_digest\nfrom specrig.measurement.plan import job_digest; from specrig.study.load import "
+        "load_study\nstudy = load_study(Path('configs/embedded.yaml'))\n[job_digest(cell.engine, cell.method) for cell "
+        f"in study.grid.cells]\n[stage_digest(stage) for stage in STAGES]\nprint([name for name in {heavy!r} if name "
+        "in sys.modules])"
     )
     result = subprocess.run([sys.executable, "-c", code], cwd=repository, capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"

@@ -54,9 +54,9 @@ def test_a_flaw_that_no_longer_fits_the_code_is_no_proof() -> None:
 
 
 def generations(label: str, folder: Path, samples: int = 512) -> tuple[Native, list[Generation]]:
-    asked = cell(label)
-    native = Native(build(folder, exact.methods()[asked.method].needs))
-    return native, draw_samples(native, asked, samples)
+    calls = cell(label)
+    native = Native(build(folder, exact.methods()[calls.method].needs))
+    return native, draw_samples(native, calls, samples)
 
 
 def test_k_adapts_while_adaptive_k_is_audited(toy_pair: Path) -> None:
@@ -65,24 +65,24 @@ def test_k_adapts_while_adaptive_k_is_audited(toy_pair: Path) -> None:
 
 
 def test_the_cells_own_ks_and_options_are_audited(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[str, int, dict[str, object]]] = []
+    calls: list[tuple[str, int, dict[str, object]]] = []
 
-    def noted(engine: str, given: object, *_: object) -> ExactTest:
-        asked.append((given.method, given.k, given.options))  # type: ignore[attr-defined]
+    def noted(engine: str, cell_: object, *_: object) -> ExactTest:
+        calls.append((cell_.method, cell_.k, cell_.options))  # type: ignore[attr-defined]
         return ExactTest((ChiSquared("-", 10.0, 10, 1000),), (), 1000)
 
     monkeypatch.setattr(exact, "exact_test", noted)
-    study = load_study(Path("configs/quick.yaml"))
+    study = load_study(Path("configs/embedded.yaml"))
     for method in ("adaptive_k", "draft_model", "lookahead"):
         audit_exact(study, "native", method, workplace / f"{method}.csv")
-    assert [(method, k) for method, k, _ in asked] == [
+    assert [(method, k) for method, k, _ in calls] == [
         ("adaptive_k", 8),
         ("draft_model", 4),
         ("draft_model", 4),
         ("lookahead", 3),
     ]
-    assert asked[0][2]["start"] == 4 and asked[0][2]["minimum"] == 2
-    assert [options["acceptance"] for _, _, options in asked[1:3]] == ["exact", "block"]
+    assert calls[0][2]["start"] == 4 and calls[0][2]["minimum"] == 2
+    assert [options["acceptance"] for _, _, options in calls[1:3]] == ["exact", "block"]
     rows = pd.read_csv(workplace / "draft_model.csv")
     assert list(rows) == COLUMNS
     assert rows["passed"].isna().all(), "judged when all of the study's p-values are there"
@@ -101,13 +101,13 @@ def test_what_a_test_promises_to_see_it_sees() -> None:
     right = {(token,): 0.1 for token in range(10)}
     test = g_test([(number % 10,) for number in range(5000)], right)
     assert test.p_value > 0.99
-    shown = test.detectable(ALARM, 0.8)
+    detected = test.detectable(ALARM, 0.8)
     rng = np.random.default_rng(0)
-    for tilt in ([shown / 5] * 5 + [-shown / 5] * 5, [shown] + [-shown / 9] * 9):
+    for tilt in ([detected / 5] * 5 + [-detected / 5] * 5, [detected] + [-detected / 9] * 9):
         drawn = rng.choice(10, size=(200, 5000), p=np.full(10, 0.1) + tilt)
         failed = sum(g_test([(int(token),) for token in one], right).p_value <= ALARM for one in drawn)
         assert failed >= 145
-    assert test.power(shown, ALARM) == pytest.approx(0.8, abs=1e-6)
+    assert test.power(detected, ALARM) == pytest.approx(0.8, abs=1e-6)
 
 
 def test_a_finding_says_what_would_have_been_seen_and_no_distance_that_is_mere_chance() -> None:
@@ -154,17 +154,17 @@ def test_the_next_token_test_sees_a_bias_that_each_history_hides() -> None:
 def test_a_bonus_token_is_one_behind_a_draft_that_was_accepted_to_its_end() -> None:
     whole, rejected, plain, cut = Round(2, 2, 2, 3), Round(4, 4, 2, 3), Round(0, 0, 0, 1), Round(4, 4, 4, 4, cut=True)
 
-    def places(prefilled: int, *rounds: Round) -> list[int]:
+    def positions(prefilled: int, *rounds: Round) -> list[int]:
         tokens = [0] * (prefilled + sum(entry.emitted for entry in rounds))
         (row,) = bonus_tokens([Generation(tokens, "length", list(rounds), 0.0, 0, 0.0, 0.0, 0.0)])
         found: list[int] = np.flatnonzero(row).tolist()
         return found
 
-    assert places(1, whole, rejected) == [3]
-    assert places(0, whole, plain, whole) == [2, 6], "an engine whose first pass verifies drafts"
-    assert places(1, rejected, whole) == [6]
-    assert places(1, plain, plain, plain, cut) == []
-    assert places(1, rejected, plain, whole) == [], "the eighth token is not tested"
+    assert positions(1, whole, rejected) == [3]
+    assert positions(0, whole, plain, whole) == [2, 6], "an engine whose first pass verifies drafts"
+    assert positions(1, rejected, whole) == [6]
+    assert positions(1, plain, plain, plain, cut) == []
+    assert positions(1, rejected, plain, whole) == [], "the eighth token is not tested"
 
 
 def test_few_tokens_are_tested_by_how_likely_they_were() -> None:
@@ -207,15 +207,17 @@ def test_a_family_of_tests_is_judged_by_holms_procedure() -> None:
 
 
 def test_rows_of_several_files_are_one_family() -> None:
-    shown = pd.DataFrame({"method": list("abcde"), "p_value": [0.6 * FAMILY_WISE, 0.5, 1e-30, np.nan, 1e-9]})
-    shown["passed"] = [None, None, True, False, None]  # c is lossy by design, d was not tested
-    assert with_verdicts(shown)["passed"].tolist() == [True, True, True, False, False], "a fails alone, not among three"
-    assert with_verdicts(shown[:1])["passed"].tolist() == [False]
-    assert with_verdicts(shown.drop(columns="p_value")).equals(shown.drop(columns="p_value"))
+    detected = pd.DataFrame({"method": list("abcde"), "p_value": [0.6 * FAMILY_WISE, 0.5, 1e-30, np.nan, 1e-9]})
+    detected["passed"] = [None, None, True, False, None]  # c is lossy by design, d was not tested
+    assert with_verdicts(detected)["passed"].tolist() == [True, True, True, False, False], (
+        "a fails alone, not among three"
+    )
+    assert with_verdicts(detected[:1])["passed"].tolist() == [False]
+    assert with_verdicts(detected.drop(columns="p_value")).equals(detected.drop(columns="p_value"))
 
 
 def test_the_strictest_level_counts_what_a_study_plans(workplace: Path) -> None:
-    study = load_study(Path("configs/quick.yaml"))
+    study = load_study(Path("configs/embedded.yaml"))
     planned = round(FAMILY_WISE / strictest_level(study.grid.cells))
     assert planned == 17 + 10 * 2, "17 methods and variants on the toy pair, 10 of them sampled on two tasks"
     draft, *_ = (cell for cell in study.grid.cells if cell.method == "draft_model" and not cell.variant)

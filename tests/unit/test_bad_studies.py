@@ -58,12 +58,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
-def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+def paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """The paths of everything in a config."""
     if path:
         yield path
     for key, item in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
-        yield from places(item, (*path, key))
+        yield from paths(item, (*path, key))
 
 
 @st.composite
@@ -71,7 +71,7 @@ def changed_configs(draw: st.DrawFn) -> dict[Any, Any]:
     """One of the repository's configs with one to three places removed, replaced, repeated or added."""
     config: dict[Any, Any] = copy.deepcopy(CONFIGS[draw(st.sampled_from(sorted(CONFIGS)))])
     for _ in range(draw(st.integers(1, 3))):
-        known = list(places(config))
+        known = list(paths(config))
         if not known:
             break
         path = draw(st.sampled_from(known))
@@ -195,7 +195,7 @@ MERGES = "a: &a {x: 1}\n" + "".join(
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (b"", "the file has no keys"),
         (b"\n# nothing\n", "the file has no keys"),
@@ -206,25 +206,28 @@ MERGES = "a: &a {x: 1}\n" + "".join(
         (b"study: \xff\n", "configs/trial.yaml:1: the file is not UTF-8"),
         ("study: x\n".encode("utf-16"), "configs/trial.yaml:1: the file is UTF-16"),
         (b"study: a\0b\n", "configs/trial.yaml: not valid YAML (unacceptable character #x0000"),
-        (b"study: x\nk: &k [*k]\n", "configs/trial.yaml:2: not valid YAML (the alias *k is inside the value that it names"),
+        (b"study: x\nk: &k [*k]\n", "configs/trial.yaml:2: not valid YAML (the alias *k is inside the value that it "
+        "names"),
         (LAUGHS.encode(), "aliases repeat more than 100,000 values"),
         (MERGES.encode(), "aliases repeat more than 100,000 values"),
         (b"study: x\n? [1, 2]\n: 3\n", "configs/trial.yaml:2: not valid YAML (a list or a mapping is used as a key"),
         (b"study: x\nyes: 3\n", "configs/trial.yaml:2: not valid YAML (the key 'yes' is not text: put it in quotes"),
-        (b"study: x\nseed: 2001-99-99\n", "configs/trial.yaml:2: not valid YAML ('2001-99-99' cannot be read as timestamp"),
+        (b"study: x\nseed: 2001-99-99\n", "configs/trial.yaml:2: not valid YAML ('2001-99-99' cannot be read as "
+        "timestamp"),
         (b"study: x\nseed: !!bool maybe\n", "configs/trial.yaml:2: not valid YAML ('maybe' cannot be read as bool"),
         (b"study: x\nseed: " + b"9" * 5000 + b"\n", "cannot be read as int"),
         (b"study: x\nseed: 0x" + b"f" * 5000 + b"\n", "configs/trial.yaml:2: seed: a number beyond 64 bits"),
-        (b"study: x\nseed: !!python/object/apply:os.getcwd []\n", "configs/trial.yaml:2: not valid YAML (could not determine"),
+        (b"study: x\nseed: !!python/object/apply:os.getcwd []\n", "configs/trial.yaml:2: not valid YAML (could not "
+        "determine"),
         (b"study: x\nk: " + b"[" * 3000, "brackets are nested too deeply"),
         (b"study: x\nstudy: y\n", "configs/trial.yaml:2: not valid YAML (the key 'study' occurs twice"),
     ],
 )  # fmt: skip
-def test_files_that_are_no_config_are_named(content: bytes, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_that_are_no_config_are_named(content: bytes, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     TRIAL.write_bytes(content)
     assert cli.main(["plan", str(TRIAL)]) == 2
-    told = capsys.readouterr().err
-    assert said in told and "configs/trial.yaml" in told and "Traceback" not in told
+    output = capsys.readouterr().err
+    assert message in output and "configs/trial.yaml" in output and "Traceback" not in output
 
 
 @settings(ONCE_EACH, max_examples=25)

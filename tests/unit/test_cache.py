@@ -120,9 +120,8 @@ def test_ragged_rows_do_not_see_each_other(pair: tuple[CachedModel, torch.nn.Mod
     model.keep([range(len(row)) for row in rows])
     for row, tokens in enumerate(rows):
         assert close(logits[row, 0], reference(source, tokens)[-1])
-    few, _ = model.forward(
-        torch.tensor([[1, 2, 7], [3, 4, 7], [5, 6, 7]]), last=[range(2), range(1, 3), range(2)]
-    )  # two of each row
+    # Two of each row.
+    few, _ = model.forward(torch.tensor([[1, 2, 7], [3, 4, 7], [5, 6, 7]]), last=[range(2), range(1, 3), range(2)])
     for row, (tokens, more) in enumerate(zip(rows, ([1, 2], [3, 4, 7], [5, 6]), strict=True)):
         assert close(few[row], reference(source, tokens + more)[-2:])
     logits, _ = model.forward(torch.tensor([[1, 2], [3, 4], [5, 6]]))

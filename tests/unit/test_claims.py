@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +19,8 @@ from specrig.analysis import theory
 from specrig.analysis.aggregates import parts
 from specrig.analysis.claims import COLUMNS, VERDICTS, differing, judge, judgements_table
 from specrig.analysis.commands import Catalogue, KnownPair
-from specrig.analysis.rounds import HEADS
+from specrig.analysis.rounds import papers
 from specrig.decoding.drafters import registry
-from specrig.reporting.documents.html import write_report
 from specrig.reporting.figures.reported_figure import reported_points
 from specrig.reporting.tables.files import write_tables
 from specrig.results.claim_tables import counts, reproduction, sentence
@@ -101,9 +101,8 @@ def test_reproduced_higher_and_lower() -> None:
 
 def test_inside_the_range_or_the_tolerance_is_reproduced() -> None:
     assert verdict(claim(low=1.5, high=2.0), cell())[0] == "reproduced"
-    assert (
-        verdict(claim(low=1.75), cell(speedup_low=1.60, speedup_high=1.67))[0] == "reproduced"
-    )  # 1.75 · 0.95 = 1.6625
+    # 1.75 · 0.95 = 1.6625.
+    assert verdict(claim(low=1.75), cell(speedup_low=1.60, speedup_high=1.67))[0] == "reproduced"
     assert verdict(claim(low=1.80), cell(speedup_low=1.60, speedup_high=1.67))[0] == "lower"
     nan = float("nan")
     name, reason = verdict(claim(), cell(speedup_low=nan, speedup_high=nan))
@@ -261,8 +260,8 @@ def test_theory_knows_the_ceiling() -> None:
 
 
 def test_without_a_k_a_tree_is_as_deep_as_its_papers_default() -> None:
-    depth = HEADS["eagle2"].depth
-    assert depth == HEADS["eagle2"].passes and HEADS["medusa"].depth is None
+    depth = papers()["eagle2"].depth
+    assert depth == papers()["eagle2"].passes and papers()["medusa"].depth is None
     row = claim(method="eagle2", draft="", k="", low=9.0)
     found = theory.check(row, [row])
     assert found.consistent is False and found.high < depth + 1
@@ -405,8 +404,8 @@ def test_wrong_rows_are_named(tmp_path: Path, change: dict[str, str], column: st
     file = table(tmp_path, {**GOOD, "id": "C0"}, GOOD | change)
     problems = Problems(Positions([]))
     assert [row.id for row in read_claims(file, problems)] == ["C0"]
-    shown = "\n".join(map(str, problems.found))
-    assert f"{file}:3" in shown and f": {column}" in shown and text in shown
+    output = "\n".join(map(str, problems.found))
+    assert f"{file}:3" in output and f": {column}" in output and text in output
 
 
 def test_duplicates_missing_columns_and_surplus_fields_are_named(tmp_path: Path) -> None:
@@ -484,14 +483,14 @@ def test_a_study_is_held_against_its_claims(study: Path, tmp_path: Path) -> None
     )
 
 
-def test_the_report_shows_the_claims(study: Path, tmp_path: Path) -> None:
-    page = write_report(study, tmp_path / "report.html").read_text()
+def test_the_report_shows_the_claims(study: Path, report_text: Callable[[Path], str]) -> None:
+    page = report_text(study)
     assert "Of 3 reported figures: 1 reproduced, 1 lower, 1 not comparable." in page
     assert "hardware (H100 reported, RTX 4090 measured)" in page and 'download="reproduction.csv"' in page
     assert "Measured and predicted best k are at most 1 apart" in page and "To tell a difference of 5%" in page
     config = json.loads((study / "study.json").read_text()) | {"tables": {}}
     (study / "study.json").write_text(json.dumps(config))
-    assert "Reported against measured" not in write_report(study, tmp_path / "report.html").read_text()
+    assert "Reported against measured" not in report_text(study)
 
 
 def test_a_broken_claim_stops_the_table_with_its_place(study: Path) -> None:
@@ -526,22 +525,22 @@ def test_advice(
     pairs.write_text(f"pair\ttarget\tdraft\tdtype\nllama\t{LLAMA}\t{SMALL}\tbfloat16\n{bad}\n")
     arguments = ["advise", "llama", "--pairs", str(pairs)]
     assert cli.main([*arguments, "--device", "RTX 4090"]) == 0
-    shown = capsys.readouterr().out
+    output = capsys.readouterr().out
     assert (
-        "6.5 times smaller" in shown
-        and "19.2 GB of 24 GB" in shown
-        and "Not measured: predicted" in shown
-        and "live translation" in shown
+        "6.5 times smaller" in output
+        and "19.2 GB of 24 GB" in output
+        and "Not measured: predicted" in output
+        and "live translation" in output
     )
     assert cli.main([*arguments, "--device", "L4", "--study", str(study)]) == 2
     assert "cells.csv: no such table" in capsys.readouterr().err
     write_tables(study, study / "tables")
     assert cli.main([*arguments, "--study", str(study)]) == 0
-    shown = capsys.readouterr().out
-    assert "Measured in" in shown and "draft_model" in shown and "predicted" not in shown
+    output = capsys.readouterr().out
+    assert "Measured in" in output and "draft_model" in output and "predicted" not in output
     assert cli.main(["advise", "mix", "--pairs", str(pairs), "--device", "A100 80GB"]) == 0
-    shown = capsys.readouterr().out
-    assert "does not share the vocabulary" in shown and "too dear" in shown and "draft_model" not in shown
+    output = capsys.readouterr().out
+    assert "does not share the vocabulary" in output and "too dear" in output and "draft_model" not in output
     assert cli.main(["advise", "lama", "--pairs", str(pairs), "--device", "H300"]) == 2
     error = capsys.readouterr().err
     assert "did you mean 'llama'?" in error and "did you mean 'H200'?" in error

@@ -14,9 +14,9 @@ from specrig.study import load
 
 def test_plan_lists_the_cells(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["plan", "configs/test.yaml"]) == 0
-    shown = capsys.readouterr().out
-    assert "study test" in shown
-    assert "6 cells in 1 job" in shown
+    output = capsys.readouterr().out
+    assert "study test" in output
+    assert "6 cells in 1 job" in output
 
 
 def test_plan_says_how_many_prompts_tell_5_percent_apart(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -24,16 +24,16 @@ def test_plan_says_how_many_prompts_tell_5_percent_apart(workplace: Path, capsys
     cells.parent.mkdir(parents=True)
     cells.write_text("method,prompts_needed\nautoregressive,\nngram,12.0\ndraft_model,70.0\nngram,31.0\n")
     assert cli.main(["plan", "configs/test.yaml"]) == 0
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "asks for 31 prompts in the median cell, 70 in the worst" in shown
+    output = " ".join(capsys.readouterr().out.split())
+    assert "asks for 31 prompts in the median cell, 70 in the worst" in output
 
 
 def test_methods_lists_the_registry(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     assert cli.main(["methods"]) == 0
-    shown = capsys.readouterr().out
+    output = capsys.readouterr().out
     for name in (*registry(), "native"):
-        assert name in shown
+        assert name in output
 
 
 def test_where_says_where_the_report_is(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -85,9 +85,9 @@ def test_errors_are_short(
     monkeypatch.delenv("SPECRIG_DEBUG", raising=False)
     monkeypatch.setattr(load, "load_study", fail)
     assert cli.main(["plan", "configs/test.yaml"]) == code
-    shown = capsys.readouterr().err
-    assert expected in shown
-    assert "Traceback" not in shown
+    output = capsys.readouterr().err
+    assert expected in output
+    assert "Traceback" not in output
 
 
 def test_debugging_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +97,7 @@ def test_debugging_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
         cli.main(["plan", "x.yaml"])
 
 
-def test_schema_writes_where_asked(tmp_path: Path) -> None:
+def test_schema_writes_to_its_argument(tmp_path: Path) -> None:
     assert cli.main(["schema", "--folder", str(tmp_path)]) == 0
     assert {path.name for path in tmp_path.iterdir()} == {
         f"{name}.schema.json" for name in ("study", "pairs", "tasks", "reported")

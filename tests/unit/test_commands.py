@@ -24,8 +24,8 @@ from specrig.study.study import Study
 
 def printed() -> pd.DataFrame:
     """The table of a study that has measured nothing yet: every claim that only a measurement can judge asks for one."""
-    study = json.loads(load_study(Path("configs/quick.yaml")).model_dump_json())
-    return reproduction(StudyData(Path("results/quick"), study, []))
+    study = json.loads(load_study(Path("configs/embedded.yaml")).model_dump_json())
+    return reproduction(StudyData(Path("results/embedded"), study, []))
 
 
 def planned(command: str) -> Study:
@@ -46,14 +46,14 @@ def planned(command: str) -> Study:
 
 
 def test_every_printed_command_plans(workplace: Path) -> None:
-    shown = printed()
-    undecided = shown[
-        (shown["verdict"] == "not measured") & shown["method"].isin([*methods(), *ALIASES, "draft_model (68M)"])
+    output = printed()
+    undecided = output[
+        (output["verdict"] == "not measured") & output["method"].isin([*methods(), *ALIASES, "draft_model (68M)"])
     ]
     assert (undecided["command"] != "").mean() > 0.9
-    asked = shown[shown["command"] != ""]
+    rows = output[output["command"] != ""]
     failed = {}
-    for row in asked.drop_duplicates("command").itertuples():
+    for row in rows.drop_duplicates("command").itertuples():
         try:
             study = planned(row.command)
         except (StudyError, AssertionError, subprocess.CalledProcessError) as error:

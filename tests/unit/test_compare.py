@@ -163,10 +163,10 @@ def test_generations_of_processors_of_one_name_are_told_apart_where_both_were_re
 
 def test_studies_that_ran_once_say_what_their_intervals_leave_out(tmp_path: Path) -> None:
     sides = [write_study(tmp_path / name, methods=("draft_model",), ks=(2,), prompts=4) for name in ("one", "other")]
-    said = " ".join(headline(compared(*sides)))
-    assert "neither study ran its jobs twice" in said
-    assert "Both ran their jobs once" in said
-    assert "The jobs of A and B ran once: these intervals" in said
+    sentences = " ".join(headline(compared(*sides)))
+    assert "neither study ran its jobs twice" in sentences
+    assert "Both ran their jobs once" in sentences
+    assert "The jobs of A and B ran once: these intervals" in sentences
 
 
 def test_more_prompts_are_compared_one_by_one_and_other_prompts_as_samples(base: Path, tmp_path: Path) -> None:
@@ -258,10 +258,10 @@ def test_what_cannot_be_compared_is_said_in_a_sentence(
     if what == "nothing common":
         write_study(other, methods=("suffix",), pairs=("another",), ks=(2,), prompts=2)
     assert main(["compare", str(base), str(other)]) == 2
-    said = capfd.readouterr().err
-    assert "✗ ComparisonError" in said
-    assert says in said
-    assert len(said.strip().splitlines()) == 2
+    sentences = capfd.readouterr().err
+    assert "✗ ComparisonError" in sentences
+    assert says in sentences
+    assert len(sentences.strip().splitlines()) == 2
 
 
 def test_studies_of_other_pairs_stand_side_by_side(

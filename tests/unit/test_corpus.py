@@ -36,13 +36,13 @@ def train(built: Path) -> Rows:
 
 def test_every_task_has_training_text_heldout_text_and_prompts(built: Path, train: Rows) -> None:
     heldout = corpus.read(built / "corpus" / "heldout.jsonl")
-    wanted = SETTINGS
+    settings = SETTINGS
     for task in TASKS:
         size = sum(len(row["text"]) for row in train if row["task"] == task)
-        assert size >= getattr(wanted.characters, task)
+        assert size >= getattr(settings.characters, task)
         assert any(row["task"] == task for row in heldout)
         prompts = read_prompts(built / "prompts" / f"{task}.jsonl")
-        assert len(prompts) == wanted.prompts
+        assert len(prompts) == settings.prompts
         assert all(prompt.reference.strip() for prompt in prompts)
     assert all(row["text"] == row["prompt"] + row["completion"] for row in train + heldout)
 
@@ -173,10 +173,10 @@ def test_the_same_examples_as_requests_to_an_assistant(built: Path) -> None:
         "creative_writing": ("Write a short story ", "Continue this story: "),
     }  # fmt: skip
     for task in TASKS:
-        asked = read_prompts(built / "prompts" / f"{task}_chat.jsonl")
-        assert len(asked) == SETTINGS.prompts and all(prompt.reference.strip() for prompt in asked)
-        assert all(prompt.text.startswith(begins[task]) for prompt in asked)
-        assert not {prompt.text for prompt in asked} & {
+        requests = read_prompts(built / "prompts" / f"{task}_chat.jsonl")
+        assert len(requests) == SETTINGS.prompts and all(prompt.reference.strip() for prompt in requests)
+        assert all(prompt.text.startswith(begins[task]) for prompt in requests)
+        assert not {prompt.text for prompt in requests} & {
             prompt.text for prompt in read_prompts(built / "prompts" / f"{task}.jsonl")
         }
     answers = [prompt.reference for prompt in read_prompts(built / "prompts" / "code_chat.jsonl")]
@@ -229,7 +229,7 @@ def test_limits_let_packages_and_longer_texts_in_and_hold_files_out_of_both_task
     assert len(files) > 100 and len(held) > 10 and files.isdisjoint(held)
     assert any(example.source.startswith("networkx/") for example in heldout)
     longer = settings.model_copy(update={"limits": settings.limits.model_copy(update={"excerpt": 400})})
-    shown, more = (
+    source, more = (
         max(len(e.prompt) for e in islice(source_text.summarization(0, each), 60)) for each in (settings, longer)
     )
-    assert more > shown
+    assert more > source

@@ -4,8 +4,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
+from collections.abc import Callable
 from types import ModuleType
 
 import numpy as np
@@ -21,13 +20,8 @@ LEAST = {4: 0.92}
 
 
 @pytest.fixture(scope="module")
-def simulation() -> ModuleType:
-    path = Path(__file__).parents[2] / "benchmarks" / "interval_coverage.py"
-    spec = importlib.util.spec_from_file_location("coverage_benchmark", path)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def simulation(benchmark: Callable[[str], ModuleType]) -> ModuleType:
+    return benchmark("interval_coverage")
 
 
 @pytest.mark.parametrize("tasks", [1, 4])

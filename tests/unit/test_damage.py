@@ -64,10 +64,10 @@ def test_names_stay_the_same_once_it_is_quarantined(job: Path) -> None:
     for number in (1, 2):
         one.write_text("half")
         names = quarantined_names(job, damaged_records(job))
-        said = quarantine(damaged_records(job))
+        messages = quarantine(damaged_records(job))
         assert quarantined_names(job, damaged_records(job)) == names
         assert f"{one.name}.damaged-{number}" in names and not (job / "index.json").exists()
-        assert str(one) in "".join(said)
+        assert str(one) in "".join(messages)
 
 
 def test_a_model_is_held_against_its_sums(tmp_path: Path) -> None:

@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load, save
+from synthetic import write_study
 
 from specrig.cli import main
 from specrig.engines.native import Native
 from specrig.heads import initialise, part, registry
 from specrig.models.pair import PairFiles
 from specrig.runtime.types import DecodingError
+from specrig.study.load import load_study
 
 PUBLISHED = Path(__file__).parents[2] / "reports" / "published" / "amd-epyc-engines"
 Damage = Callable[[bytes], bytes]
@@ -79,7 +82,26 @@ def test_a_damaged_head_is_named(
     assert str(folder) in str(raised.value) and len(str(raised.value)) < 1000
 
 
-def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+NOTES = [["x"], {"accuracy": "x"}, {"accuracy": [["x"]]}, {"accuracy": [[2.0]]}, {"first": [["x"]]}]
+
+
+@pytest.mark.parametrize(
+    ("name", "notes"),
+    [(name, notes) for name in ("medusa", "hydra") for notes in NOTES[: 5 if name == "medusa" else 4]]
+    + [("pard", ["x"])],
+)
+def test_impossible_notes_of_a_head_are_named(
+    name: str, notes: Any, heads: Path, engine: Native, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(heads / name, tmp_path / name))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"specrig": notes}))
+    with pytest.raises(DecodingError, match=r"config.json: `specrig") as raised:
+        part(name, "module").load(folder, engine.target)
+    assert str(folder) in str(raised.value)
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     """What a command that is refused says, its lines joined."""
     assert main(list(arguments)) in (1, 2)
     captured = capsys.readouterr()
@@ -88,9 +110,17 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return text
 
 
+def lacking(content: bytes) -> bytes:
+    """A checkpoint without its last tensor, which transformers would fill with random numbers."""
+    tensors = load(content)
+    del tensors[max(tensors)]
+    return save(tensors, {"format": "pt"})
+
+
 MODELS: dict[str, tuple[str, Damage, str]] = {
     "cut tokenizer": ("tokenizer.json", CUT, "tokenizer"),
     "cut weights": ("model.safetensors", CUT, "cannot be loaded"),
+    "weights without a tensor": ("model.safetensors", lacking, "cannot be loaded (it lacks "),
     "config of brackets": ("config.json", lambda _: b"[" * 100_000, "config.json"),
     "config not UTF-8": ("config.json", lambda content: b"\xff\xfe" + content, "config.json"),
 }
@@ -103,7 +133,7 @@ def test_a_damaged_target_is_named(
     file, damage, expected = MODELS[kind]
     folder = Path(shutil.copytree(sums[1] / "target", tmp_path / "damaged"))
     (folder / file).write_bytes(damage((folder / file).read_bytes()))
-    text = said(
+    text = printed(
         capsys, "decode", "1 and", "--target", str(folder), "--method", "ngram", "--device", "cpu", "--tokens", "4"
     )
     assert expected in text and "damaged" in text.replace(" ", "")
@@ -116,7 +146,7 @@ def test_a_damaged_note_of_the_target_is_named(
     folder = Path(shutil.copytree(sums[1] / "draft", tmp_path / "draft"))
     (folder / "trained_for.json").write_bytes(content)
     arguments = ("--target", str(sums[1] / "target"), "--draft", str(folder), "--device", "cpu", "--tokens", "4")
-    text = said(capsys, "decode", "1 and", *arguments)
+    text = printed(capsys, "decode", "1 and", *arguments)
     assert "trained_for.json" in text and "copy or train the model again" in text
 
 
@@ -131,13 +161,37 @@ def test_a_damaged_note_of_the_target_is_named(
 def test_impossible_arguments_are_refused(
     arguments: tuple[str, ...], expected: str, sums: tuple[Any, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert expected in said(capsys, "decode", *arguments, "--target", str(sums[1] / "target"), "--method", "ngram")
+    assert expected in printed(capsys, "decode", *arguments, "--target", str(sums[1] / "target"), "--method", "ngram")
 
 
 def test_a_table_of_a_header_alone_is_named(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = Path("configs/pairs.tsv")
     table.write_text(table.read_text().partition("\n")[0] + "\n")
-    assert "configs/pairs.tsv: the table has no rows" in said(capsys, "plan", "configs/test.yaml")
+    assert "configs/pairs.tsv: the table has no rows" in printed(capsys, "plan", "configs/test.yaml")
+
+
+def test_a_table_that_is_a_link_to_nowhere_is_named_as_the_study_does(
+    workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("configs/pairs.tsv").unlink()
+    Path("configs/pairs.tsv").symlink_to("nowhere")
+    assert "configs/pairs.tsv: no such table" in printed(capsys, "plan", "configs/test.yaml")
+
+
+def test_an_unknown_key_in_a_row_of_a_resolved_study_is_named(
+    workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = json.loads(load_study(Path("configs/test.yaml")).model_dump_json())
+    study["rows"]["pairs"]["embedded"]["haeds"] = None
+    Path("study.json").write_text(json.dumps(study))
+    text = printed(capsys, "plan", "study.json")
+    assert "study.json" in text and "haeds" in text and "did you mean 'heads'?" in text
+
+
+def test_a_long_name_of_a_column_is_cut(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("configs/reported.csv").write_text("[" * 100_000)
+    text = printed(capsys, "plan", "configs/test.yaml")
+    assert "configs/reported.csv:1: '[[[" in text and len(text) < 5000
 
 
 PUBLICATIONS: dict[str, tuple[str, Damage, str]] = {
@@ -168,7 +222,31 @@ def test_a_damaged_publication_is_named(kind: str, tmp_path: Path, capsys: pytes
     file, damage, expected = PUBLICATIONS[kind]
     folder = Path(shutil.copytree(PUBLISHED, tmp_path / "damaged"))
     (folder / file).write_bytes(damage((folder / file).read_bytes()))
-    assert expected in said(capsys, "verify", str(folder))
+    assert expected in printed(capsys, "verify", str(folder))
+
+
+INDEXES = [
+    "[]",
+    "{}",
+    "\0",
+    '{"cells": {"a": {}}}',
+    '{"cells": {"a": 1}}',
+    '{"cells": [1]}',
+    '{"cells": {"a": {"records": 1}}}',
+]
+
+
+@pytest.mark.parametrize("content", INDEXES)
+def test_an_index_of_records_that_is_none_is_named(content: str, tmp_path: Path) -> None:
+    from specrig.measurement.records import RecordError, study_records
+    from specrig.results.study_data import read_study
+
+    study = write_study(tmp_path / "study", ks=(2,), tasks=("code",))
+    for path in study.rglob("index.json"):
+        path.write_text(content)
+    for read in (read_study, lambda root: study_records(root / "records")):
+        with pytest.raises(RecordError, match=r"index.json: damaged \("):
+            read(study)
 
 
 def test_a_record_of_brackets_and_a_surrogate_in_a_prompt_are_named(tmp_path: Path) -> None:

@@ -39,18 +39,18 @@ def decoded(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> dict:
 def test_a_methods_tokens_are_told_round_by_round_as_they_are_returned(tiny_pair: Path) -> None:
     pair = PairFiles("p", str(tiny_pair / "models/target"), str(tiny_pair / "models/draft"))
     cell = Cell(engine="native", pair="p", method="draft_model", k=3, task="t", temperature=0.0, batch_size=2)
-    told: dict[int, list[int]] = {0: [], 1: []}
+    emitted: dict[int, list[int]] = {0: [], 1: []}
     rounds: dict[int, list[Round | None]] = {0: [], 1: []}
 
     def callback(row: int, tokens: list[int], one: Round | None) -> None:
-        told[row] += tokens
+        emitted[row] += tokens
         rounds[row].append(one)
 
     with Native(pair) as engine:
         prompts = [engine.encode(text) for text in ("def area(", "Once there was")]
         found = engine.generate(cell, prompts, max_new_tokens=17, seeds=[0, 1], callback=callback)
         silent = engine.generate(cell, prompts, max_new_tokens=17, seeds=[0, 1])
-    assert [told[0], told[1]] == [one.tokens for one in found] == [one.tokens for one in silent]
+    assert [emitted[0], emitted[1]] == [one.tokens for one in found] == [one.tokens for one in silent]
     assert [rounds[0], rounds[1]] == [[None, *one.rounds] for one in found]
 
 
@@ -79,8 +79,8 @@ def test_a_plain_folder_with_options_and_the_prompt_on_standard_input(
 def test_it_prints_the_text_and_what_the_colours_mean(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["decode", "def area(", "--study", str(study), "--tokens", "12", "--compare"]
     assert cli.main(arguments) == 0
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "draft_model: " in shown and "12 tokens in" in shown and "identical outputs" in shown
+    output = " ".join(capsys.readouterr().out.split())
+    assert "draft_model: " in output and "12 tokens in" in output and "identical outputs" in output
 
 
 @pytest.mark.parametrize(
@@ -112,9 +112,9 @@ def test_mistakes_are_told_before_a_model_is_loaded(
 def test_a_missing_folder_is_a_mistake_of_the_command_line(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("models").mkdir()
     assert cli.main(["decode", "text", "--target", "models/nope"]) == 2
-    shown = capsys.readouterr().err
-    assert "  --target: no model folder models/nope\n    → give a folder in Hugging Face format, a hub id" in shown
-    assert "pairs.tsv" not in shown and "`trained`" not in shown
+    output = capsys.readouterr().err
+    assert "  --target: no model folder models/nope\n    → give a folder in Hugging Face format, a hub id" in output
+    assert "pairs.tsv" not in output and "`trained`" not in output
 
 
 def test_a_chat_needs_a_template_and_a_prompt_has_to_fit(tiny_pair: Path, capsys: pytest.CaptureFixture[str]) -> None:

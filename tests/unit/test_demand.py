@@ -24,14 +24,14 @@ def test_a_measuring_job_asks_for_its_pairs_memory_and_its_cells_time(workplace:
         pairs=["llama31_8b", "embedded"], device="cuda", jobs="method", prompts=8, repeats=64, max_new_tokens=256
     )
     sizes = {size.pair: size for size in pair_sizes(both)}
-    asked = {process: measuring_demand(both, process, sizes[process[1]]) for process in both.grid.jobs}
-    assert len(asked) == 4
-    draft_model, ngram = (asked["native", "llama31_8b", method] for method in ("draft_model", "ngram"))
+    demands = {process: measuring_demand(both, process, sizes[process[1]]) for process in both.grid.jobs}
+    assert len(demands) == 4
+    draft_model, ngram = (demands["native", "llama31_8b", method] for method in ("draft_model", "ngram"))
     assert draft_model.memory_mb == ngram.memory_mb == pytest.approx(sizes["llama31_8b"].memory_bytes / 1e6, abs=1)
-    assert draft_model.memory_mb > 18_000 > 2_000 > asked["native", "embedded", "ngram"].memory_mb
+    assert draft_model.memory_mb > 18_000 > 2_000 > demands["native", "embedded", "ngram"].memory_mb
     # Two cells and their baseline a task against one: 3 against 2 of 8 × 64 × 256 passes.
     assert (draft_model.minutes - STARTING) / (ngram.minutes - STARTING) == pytest.approx(3 / 2, rel=0.05)
-    together = sum(each.minutes - STARTING for each in asked.values())
+    together = sum(each.minutes - STARTING for each in demands.values())
     assert together == pytest.approx(MARGIN * 60 * hours(both, list(sizes.values()))[0], abs=4)
 
 

@@ -37,8 +37,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def by_hand(tensors: dict[str, Tensor], head: DFlashHead, streams: Tensor, block: Tensor) -> Tensor:
-    """The states `[n, D]` of a block `[n]` after the norm, behind the target's streams `[T, F D]`, as vLLM's qwen3_dflash
-    has it.
+    """The states `[n, D]` of a block `[n]` after the norm, behind the target's streams `[T, F D]`, as vLLM's
+    qwen3_dflash has it.
     """
     T, n, d = len(streams), len(block), D // H
 
@@ -151,7 +151,7 @@ def test_the_layers_that_it_reads_lie_within_the_target() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "message"),
     [
         ({"target_layer_ids": [2, 1, 0]}, "not rising ones from 0 to 2"),
         ({"target_layer_ids": [1, 2, 3]}, "not rising ones from 0 to 2"),
@@ -160,12 +160,12 @@ def test_the_layers_that_it_reads_lie_within_the_target() -> None:
         ({"causal": True}, "causal in its config is not supported"),
     ],
 )
-def test_wrong_checkpoints_are_refused(folder: Path, changed: dict[str, Any], said: str) -> None:
+def test_wrong_checkpoints_are_refused(folder: Path, changed: dict[str, Any], message: str) -> None:
     target = cached_model(LlamaForCausalLM.from_pretrained(folder))
     config = head_config(target.config)
     config.dflash_config |= changed
     save(folder / "head", config, random_tensors(config, 1))
-    with pytest.raises(DecodingError, match=said):
+    with pytest.raises(DecodingError, match=message):
         load(folder / "head", target)
 
 

@@ -22,7 +22,6 @@ import yaml
 from synthetic import cell_records, write_study
 
 from specrig import cli
-from specrig.analysis import disturbance
 from specrig.analysis.cells import cells_table
 from specrig.analysis.claims import judge
 from specrig.analysis.commands import Catalogue
@@ -34,10 +33,11 @@ from specrig.cell import Cell
 from specrig.measurement.machine_state import MachineState
 from specrig.measurement.records import NOT_RECORDED, Load, Probe, Record, read_records, replicate_folder, write_records
 from specrig.measurement.runner import measure
+from specrig.measurement.signs import OTHERS
 from specrig.provenance.load import between, moment, probe
-from specrig.reporting.documents.html import write_report
 from specrig.reporting.tables.files import write_tables
 from specrig.results.conclusions import conclusion
+from specrig.results.disturbed_cells import busy_throughout
 from specrig.results.speed_tables import speedup_grid
 from specrig.results.study_data import read_study
 from specrig.results.study_results import StudyResults
@@ -47,7 +47,10 @@ from specrig.study.load import load_study
 
 CELL = Cell(engine="native", pair="p", method="draft_model", k=4, task="code", temperature=0.0)
 ENVIRONMENT = {"device": "cpu", "cpu": {"model": "m", "logical_cores": 2}, "torch": {"threads": 2}}
-BUSY = "import sys, time\nend = time.monotonic() + 2\nwhile time.monotonic() < end: sum(range(999))\nprint(time.process_time())"
+BUSY = (
+    "import sys, time\nend = time.monotonic() + 2\nwhile time.monotonic() < end: "
+    "sum(range(999))\nprint(time.process_time())"
+)
 
 
 def quiet(replicates: int = 1, prompts: int = 8, environment_s: float = 1.0) -> list[Record]:
@@ -104,7 +107,7 @@ def test_a_quiet_cell_has_no_reason() -> None:
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"others_s": 2 * disturbance.OTHERS + 0.02}, "other processes took 11% of the processors it counts on"),
+        ({"others_s": 2 * OTHERS + 0.02}, "other processes took 11% of the processors it counts on"),
         ({"steal_s": 0.2}, "the host gave 9% of its processor time to others"),
         ({"waited_s": 0.2, "own_s": 1.8}, "its threads waited for a processor for 10% of their time"),
         ({"held_s": 0.3}, "it neither ran nor was ready to for 30% of the time"),
@@ -291,8 +294,8 @@ def write_quiet(folder: Path, change: Callable[[Record], Record] = lambda record
 def hit(record: Record) -> Record:
     """Suspended in the second replicate of draft_model, k 4, code: it would be the fastest otherwise."""
     cell = record.cell
-    wanted = (cell.method, cell.k, cell.task, record.replicate, record.group) == ("draft_model", 4, "code", 1, 0)
-    return slower(record, 400.0, "baseline") if wanted else record
+    chosen = (cell.method, cell.k, cell.task, record.replicate, record.group) == ("draft_model", 4, "code", 1, 0)
+    return slower(record, 400.0, "baseline") if chosen else record
 
 
 def test_a_disturbed_cell_is_marked_and_never_the_best(tmp_path: Path) -> None:
@@ -347,9 +350,9 @@ def test_a_mark_follows_every_number_that_a_disturbed_cell_is_part_of(tmp_path: 
     )
 
 
-def test_report_and_tables_say_so(tmp_path: Path) -> None:
+def test_report_and_tables_say_so(tmp_path: Path, report_text: Callable[[Path], str]) -> None:
     folder = write_quiet(tmp_path / "made_up", hit)
-    page = write_report(folder, tmp_path / "report.html").read_text()
+    page = report_text(folder)
     assert "1 of 8 cells was disturbed: the machine did other things" in page
     assert "specrig remeasure results/made_up/study.json" in page
     assert 'id="disturbed"' in page
@@ -357,8 +360,8 @@ def test_report_and_tables_say_so(tmp_path: Path) -> None:
     write_tables(folder, folder / "tables")
     cells = pd.read_csv(folder / "tables" / "cells.csv")
     assert cells["disturbed"].notna().sum() == 1
-    shown = (folder / "tables" / "cells.md").read_text()
-    assert shown.count("‡") == 2 and "‡ disturbed:" in shown, "one row, and what the sign means"
+    output = (folder / "tables" / "cells.md").read_text()
+    assert output.count("‡") == 2 and "‡ disturbed:" in output, "one row, and what the sign means"
     assert r"$^\ddagger$" in (folder / "tables" / "cells.tex").read_text()
     optimal = pd.read_csv(folder / "tables" / "optimal_k.csv")
     assert set(optimal[["method", "task"]].itertuples(index=False, name=None)) == {
@@ -366,9 +369,27 @@ def test_report_and_tables_say_so(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_a_quiet_study_says_nothing(tmp_path: Path) -> None:
+def test_a_machine_that_was_busy_throughout_is_named_once(tmp_path: Path, report_text: Callable[[Path], str]) -> None:
+    folder = write_quiet(tmp_path / "made_up", lambda record: loaded([record], steal_s=0.5)[0])
+    page = report_text(folder)
+    assert page.count("busy with other work throughout: 8 of 8 cells are marked ‡, and all are shown") == 1
+    assert "Every lossless method was disturbed" not in page and "8 of the study&#39;s 8 cells" not in page
+    assert "the fastest lossless method is" in page and "specrig remeasure results/made_up/study.json" in page
+    results = StudyResults(read_study(folder))
+    assert (
+        results.abstract[0] == results.disturbance_warning and results.disturbance_warning not in results.later_warnings
+    )
+    assert all(
+        entry.text.endswith(" ‡") for entry in speedup_grid(results.speedups, results.study.tasks, "x").rows[0][-3:]
+    )
+    some = results.cells.assign(disturbed=["its times do not fit each other"] * 8)
+    assert not busy_throughout(some), "times that do not fit are no busy machine"
+    assert not busy_throughout(results.cells.assign(disturbed=["", *list(results.cells["disturbed"])[1:]]))
+
+
+def test_a_quiet_study_says_nothing(tmp_path: Path, report_text: Callable[[Path], str]) -> None:
     folder = write_quiet(tmp_path / "made_up")
-    page = write_report(folder, tmp_path / "report.html").read_text()
+    page = report_text(folder)
     assert "specrig remeasure" not in page and 'id="disturbed"' not in page
     assert (read_study(folder).table["disturbed"] == "").all()
 
@@ -404,6 +425,7 @@ def study_file(workplace: Path) -> Path:
         "methods": [{"method": "ngram", "k": [2, 4]}],
         "prompts": 2,
         "replicates": 2,
+        "remeasure": {"times": 0},
         "max_new_tokens": 16,
         "device": "cpu",
         "threads": 1,
@@ -450,9 +472,10 @@ def test_replicates_and_their_remeasuring(study_file: Path, capsys: pytest.Captu
     index = {folder: (folder / "index.json").read_bytes() for folder in folders}
     before = {path: path.read_bytes() for path in job.rglob("*.jsonl")}
     capsys.readouterr()
-    assert cli.main(["remeasure", "--study", str(study_file)]) == 0
-    shown = capsys.readouterr().out
-    assert "native/p/ngram/t-k2-t0-b1, replicate 1: " in shown and "1 record files quarantined" in shown
+    assert cli.main(["remeasure", str(study_file), "--json"]) == 0
+    output = json.loads(capsys.readouterr().out)
+    assert [(each["cell"], each["replicate"]) for each in output["disturbed"]] == [("native/p/ngram/t-k2-t0-b1", 1)]
+    assert output["quarantined"] == [str(folders[1] / "t-k2-t0-b1.jsonl")]
     assert (folders[0] / "index.json").read_bytes() == index[folders[0]]
     assert "t-k2-t0-b1" not in json.loads((folders[1] / "index.json").read_text())["cells"]
     assert len(read_study(study_file.parent).cells["native/p/ngram/t-k2-t0-b1"]) == 2, "what is left can be read"
@@ -461,6 +484,16 @@ def test_replicates_and_their_remeasuring(study_file: Path, capsys: pytest.Captu
     assert {path for path in before if before[path] != after[path]} == {folders[1] / "t-k2-t0-b1.jsonl"}
     assert len(json.loads((folders[1] / "index.json").read_text())["cells"]) == 4
     assert [path.name for path in folders[1].glob("*.disturbed*")] == ["t-k2-t0-b1.jsonl.disturbed-1"]
+
+    path = folders[1] / "t-k2-t0-b1.jsonl"
+    records = [loaded([each], **quiet()[0].run.load.model_dump())[0] for each in read_records(path)]  # type: ignore[union-attr]
+    write_records(
+        path, [steady(each.model_copy(update={"before": None, "after": None}), held=True) for each in records]
+    )
+    capsys.readouterr()
+    assert cli.main(["remeasure", "--study", str(study_file)]) == 0
+    text = capsys.readouterr().out
+    assert "native/p/ngram/t-k2-t0-b1, replicate 1: " in text and "1 record files quarantined" in text
 
 
 def steady(record: Record, *, held: bool) -> Record:
@@ -486,6 +519,8 @@ def test_a_study_without_disturbed_cells_is_left_alone(
     Path("configs/test.yaml").write_text(Path("configs/test.yaml").read_text())
     assert cli.main(["remeasure", "configs/test.yaml"]) == 0
     assert "no cell is disturbed" in capsys.readouterr().out
+    assert cli.main(["remeasure", "--study", "configs/test.yaml", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"disturbed": [], "quarantined": []}
     assert all((path / "index.json").is_file() for path in (folder / "records").glob("*/*/*"))
 
 

@@ -69,8 +69,8 @@ def tables(text: str, title: str) -> list[list[str]]:
 @pytest.mark.parametrize("method", registry())
 def test_every_method_has_its_page_with_its_options_and_defaults(method: str) -> None:
     text, kind = of_method(method).read_text(), registry()[method].Options
-    said = {option: yaml.safe_load(default) for option, default, _ in tables(text, "option")}
-    assert said == kind().model_dump(mode="json")
+    defaults = {option: yaml.safe_load(default) for option, default, _ in tables(text, "option")}
+    assert defaults == kind().model_dump(mode="json")
     for paper in re.findall(r"\d{4}\.\d{5}", registry()[method].summary):
         assert paper in text, f"its paper {paper} is not named"
     assert f"`{method}`" in TEXTS[ROOT / "docs/methods/index.md"]
@@ -79,10 +79,10 @@ def test_every_method_has_its_page_with_its_options_and_defaults(method: str) ->
 @pytest.mark.parametrize("method", registry())
 def test_every_entry_that_a_method_page_shows_stands_in_that_config(method: str) -> None:
     for config, entry in tables(of_method(method).read_text(), "config"):
-        shown = yaml.safe_load(entry)
+        parsed = yaml.safe_load(entry)
         named = BASELINES if method in BASELINES else {method}  # they share a page
         entries = [found for found in read_config(ROOT / config)["methods"] if found["method"] in named]
-        assert any(shown.items() <= found.items() for found in entries), f"{config} has no {method} with {entry}"
+        assert any(parsed.items() <= found.items() for found in entries), f"{config} has no {method} with {entry}"
 
 
 def commands(text: str, program: str) -> list[list[str]]:
@@ -138,9 +138,9 @@ def test_every_relative_link_leads_somewhere(page: Path) -> None:
 
 def test_every_study_that_is_shown_can_be_read(page: Path) -> None:
     for block in re.findall(r"^```yaml\n(.*?)^```", TEXTS[page], flags=re.M | re.S):
-        shown = yaml.safe_load(block)
-        Config.model_validate({"study": "shown"} | shown)
-        for entry in map(MethodEntry.model_validate, shown.get("methods", [])):
+        parsed = yaml.safe_load(block)
+        Config.model_validate({"study": "shown"} | parsed)
+        for entry in map(MethodEntry.model_validate, parsed.get("methods", [])):
             assert entry.method in registry() or entry.method == "repeat_last", entry.method
             if entry.method in registry():
                 assert entry.variants()

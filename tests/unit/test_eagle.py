@@ -228,6 +228,7 @@ def test_the_training_head_is_the_decoding_head(tmp_path: Path) -> None:
     with torch.no_grad():
         for weight in layer.parameters():
             weight.add_(0.1 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(2)))
+    layer.scale = torch.linspace(0.5, 2.0, len(layer.scale))  # what a checkpoint's fc holds
     target = cached_model(LlamaForCausalLM.from_pretrained(tmp_path))
     target.start(1, 64)
     head = EagleHead(head_config(target.config), layer.tensors(), target)

@@ -230,11 +230,8 @@ def test_a_study_has_its_energy_and_its_floor(workplace: Path, monkeypatch: pyte
     row = cells_table(records).iloc[0]
     assert row["energy_per_token_j"] == pytest.approx(2 * 2.0 / 32)  # two batches, 4 × 8 tokens
     assert row["energy_ratio"] == pytest.approx(1.0)
-    assert (row["sm_mhz_low"], row["sm_mhz_high"], row["memory_mhz"]) == (
-        1006,
-        1012,
-        2000,
-    )  # after two generations of warm-up
+    # After two generations of warm-up.
+    assert (row["sm_mhz_low"], row["sm_mhz_high"], row["memory_mhz"]) == (1006, 1012, 2000)
     assert row["throttled"] == pytest.approx(0.5)
 
     environment = json.loads((study.root / "records/native/shape/draft_model/environment.json").read_text())
@@ -242,8 +239,8 @@ def test_a_study_has_its_energy_and_its_floor(workplace: Path, monkeypatch: pyte
     assert environment["memory"]["copy_gb_s"] > 0.1
     write_tables(study.root, study.root / "tables")
     table = pd.read_csv(study.root / "tables" / "simulated.csv").iloc[0]
-    shown = (study.root / "tables" / "simulated.md").read_text()
-    assert "J/token | energy, of the baseline's | floor of the baseline's pass, ms | of it reached |" in shown
+    table_text = (study.root / "tables" / "simulated.md").read_text()
+    assert "J/token | energy, of the baseline's | floor of the baseline's pass, ms | of it reached |" in table_text
     weights = 300 * 32 + 2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 64 + 2 * 32 + 32
     context = sum(len("tell me ") * (i + 1) + 4 for i in range(4)) / 4
     bytes_read = 4 * (weights + 2 * context * 2 * 16)  # two rows; keys and values of two heads of eight
@@ -262,9 +259,8 @@ def test_columns_stay_away_where_nobody_knows_them() -> None:
 
     some = [with_energy(record, 3.0 if record.group else None) for record in records]
     frame = cells_table(some)
-    assert frame["energy_per_token_j"].iloc[0] == pytest.approx(
-        3.0 / 64
-    )  # the group without joules lends no tokens either
+    # The group without joules lends no tokens either.
+    assert frame["energy_per_token_j"].iloc[0] == pytest.approx(3.0 / 64)
     assert "sm_mhz_low" not in frame and "energy_ratio" in frame
 
 

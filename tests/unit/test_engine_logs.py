@@ -39,8 +39,8 @@ def test_only_what_is_said_meanwhile_goes_into_the_log(tmp_path: Path) -> None:
         [sys.executable, "-c", JOB, str(tmp_path / "log")], check=True, capture_output=True, text=True
     )
     assert (found.stdout, found.stderr) == ("before\nafter\n", "")
-    said = (tmp_path / "log").read_text()
-    assert all(words in said for words in ("in this process", "an error of it", "from a child", "and its errors"))
+    message = (tmp_path / "log").read_text()
+    assert all(words in message for words in ("in this process", "an error of it", "from a child", "and its errors"))
 
 
 def test_a_jobs_log_gets_all_of_it_and_a_message_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from specrig.analysis.floor import floor
 from specrig.cell import Cell
 from specrig.provenance import bandwidth
-from specrig.reporting.documents.html import write_report
 from specrig.results.floors import floor_notes
 from specrig.results.study_data import read_study
 
@@ -75,7 +75,9 @@ def test_what_is_not_known_gives_no_floor(unknown: dict[str, Any]) -> None:
     assert floor(cell_records(CELL, alpha=0.7), unknown) is None
 
 
-def test_the_report_says_it_and_warns_of_a_model_that_fits_the_cache(tmp_path: Path) -> None:
+def test_the_report_says_it_and_warns_of_a_model_that_fits_the_cache(
+    tmp_path: Path, report_text: Callable[[Path], str]
+) -> None:
     study = write_study(tmp_path / "s", methods=("draft_model",), ks=(2,), tasks=("code",))
     before = read_study(study)
     assert floor_notes(before.cells.values(), before.environments) == [] and "floor_ms" not in before.table
@@ -88,7 +90,7 @@ def test_the_report_says_it_and_warns_of_a_model_that_fits_the_cache(tmp_path: P
     assert data.table["floor_share"].iloc[0] == pytest.approx(
         data.table["floor_ms"].iloc[0] / data.table["target_pass_ms"].iloc[0]
     )
-    report = write_report(study, tmp_path / "report.html").read_text()
+    report = report_text(study)
     assert "a bare one-token pass takes" in report and "of it reached" in report
     path.write_text(json.dumps(json.loads(path.read_text()) | environment(cache=100)))
     data = read_study(study)

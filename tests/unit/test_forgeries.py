@@ -243,8 +243,10 @@ FORGERIES: dict[str, tuple[Forge, str]] = {
         kept(lambda record: slug_of(record) != CELL),
         f"cell native/embedded/draft_model/{CELL}, replicate 0: study.json lists it, and it is missing",
     ),
-    "a replicate removed": (lambda folder: shutil.rmtree(job(folder, "rest", 1)), "embedded/rest/.*replicate 1: study.json lists it"),
-    "a method removed": (lambda folder: shutil.rmtree(job(folder, "rest")), "embedded/rest/.*replicate 0: study.json lists it"),
+    "a replicate removed": (lambda folder: shutil.rmtree(job(folder, "rest", 1)), "embedded/rest/.*replicate 1: "
+    "study.json lists it"),
+    "a method removed": (lambda folder: shutil.rmtree(job(folder, "rest")), "embedded/rest/.*replicate 0: study.json "
+    "lists it"),
     "another k": (
         lambda folder: rewrite(
             job(folder),
@@ -266,16 +268,19 @@ FORGERIES: dict[str, tuple[Forge, str]] = {
     ),
     "another seed": (first(lambda record: record.update(seed=5)), "seed 5; study, prompt, repeat and replicate give"),
     "an alpha above 1": (
-        first(lambda record: record["run"].update(overlap=1.5 * record["run"]["reached"])), "which makes alpha more than 1"
+        first(lambda record: record["run"].update(overlap=1.5 * record["run"]["reached"])), "which makes alpha more "
+        "than 1"
     ),
-    "a shorter prompt": (first(lambda record: record.update(prompt_tokens=3)), r"3 prompt tokens, in \d+ other records \d+"),
+    "a shorter prompt": (first(lambda record: record.update(prompt_tokens=3)), r"3 prompt tokens, in \d+ other "
+    r"records \d+"),
     "tokens cut away": (first(shorter), "stopped by length after 35 of 36 tokens"),
     "another text": (first(another_word), r"token \d+ is the text .*\u0416.*, in \d+ other places"),
     "text that does not end with its tokens": (
         first(lambda record: record["ends"].__setitem__(-1, 1)), r"ends of 36 tokens up to"
     ),
     "another text for the same tokens": (
-        first(lambda record: record.update(baseline_text="I am better")), "the same tokens as the baseline's, and another text"
+        first(lambda record: record.update(baseline_text="I am better")), "the same tokens as the baseline's, and "
+        "another text"
     ),
     "a verdict beside a p-value": (
         audit(lambda table: set_in(table, "passed", "True", UNIFORM)), "from which Holm's procedure gives it"
@@ -284,13 +289,15 @@ FORGERIES: dict[str, tuple[Forge, str]] = {
         audit(lambda table: set_in(table, "p_value", "1e-30", UNIFORM)), r"p-value 1e-30 at the level .*within chance"
     ),
     "a test removed": (
-        audit(lambda table: table.drop(index=row(table, UNIFORM))), r"audit: per-position uniformity of .*: 0 rows, 1 expected"
+        audit(lambda table: table.drop(index=row(table, UNIFORM))), r"audit: per-position uniformity of .*: 0 rows, 1 "
+        r"expected"
     ),
     "a method's failed test called lossy by design": (
         audit(lambda table: set_in(table, "finding", "lossy by design; 576 tokens, not uniform", UNIFORM)),
         "and the method is lossless",
     ),
-    "fewer samples audited": (audit(lambda table: set_in(table, "samples", "3", UNIFORM)), r"3 samples, there are \d+ records"),
+    "fewer samples audited": (audit(lambda table: set_in(table, "samples", "3", UNIFORM)), r"3 samples, there are \d+ "
+    r"records"),
     "an environment removed": (lambda folder: (job(folder) / "environment.json").unlink(), "environment.json: missing"),
 }  # fmt: skip
 

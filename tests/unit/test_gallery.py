@@ -46,14 +46,20 @@ def entry(rows: list[tuple[str, float, bool]]) -> PublishedPair:
     )
 
 
-def test_the_index_in_the_repository_is_of_its_publications(repository: Path, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def published(repository: Path) -> list[PublishedPair]:
+    return published_pairs(repository / "reports/published")
+
+
+def test_the_index_in_the_repository_is_of_its_publications(
+    published: list[PublishedPair], repository: Path, tmp_path: Path
+) -> None:
     """Fails after a study was published or the code changed what tables say: `specrig gallery` writes the index anew."""
     folder = repository / "reports/published"
-    found = published_pairs(folder)
-    assert {each.folder for each in found} == {path.parent.name for path in folder.glob("*/manifest.json")}
-    assert (folder / INDEX).read_text() == index_markdown(found)
+    assert {each.folder for each in published} == {path.parent.name for path in folder.glob("*/manifest.json")}
+    assert (folder / INDEX).read_text() == index_markdown(published)
     # Its bytes depend on matplotlib's version, so the picture is only compared with itself.
-    drawn = [draw_figure(found, tmp_path / name) for name in ("one.svg", "other.svg")]
+    drawn = [draw_figure(published, tmp_path / name) for name in ("one.svg", "other.svg")]
     assert drawn[0].read_bytes() == drawn[1].read_bytes()
     assert max(path.stat().st_size for path in (*drawn, folder / FIGURE)) < LARGEST
 
@@ -88,8 +94,8 @@ def test_the_picture_begins_with_most_methods_whatever_their_order(tmp_path: Pat
     )
 
 
-def test_machines_of_one_name_are_told_apart_where_they_can_be(repository: Path) -> None:
-    found = {each.folder: each.machine for each in published_pairs(repository / "reports/published")}
+def test_machines_of_one_name_are_told_apart_where_they_can_be(published: list[PublishedPair]) -> None:
+    found = {each.folder: each.machine for each in published}
     assert found["amd-epyc-smollm2"] == "AMD EPYC"
     assert found["amd-epyc-zen5-smollm2"] == "AMD EPYC (family 26, model 2)"
 

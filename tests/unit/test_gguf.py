@@ -41,13 +41,18 @@ def interleaved(weight: np.ndarray, heads: int) -> np.ndarray:
     return weight.reshape(heads, 2, -1, weight.shape[1]).swapaxes(1, 2).reshape(weight.shape)
 
 
-def write_gguf(file: Path, model: LlamaForCausalLM, architecture: str = "llama") -> Path:
-    """The model with a tokenizer of bytes, as llama.cpp's converter would write it."""
+def write_gguf(
+    file: Path, model: LlamaForCausalLM, architecture: str = "llama", without: str = "", wider: int = 0
+) -> Path:
+    """The model with a tokenizer of bytes, as llama.cpp's converter would write it.
+
+    without: a tensor to leave out; wider: by how much the header's intermediate size is wrong.
+    """
     shape, out = model.config, gguf.GGUFWriter(file, architecture)
     out.add_block_count(shape.num_hidden_layers)
     out.add_context_length(shape.max_position_embeddings)
     out.add_embedding_length(shape.hidden_size)
-    out.add_feed_forward_length(shape.intermediate_size)
+    out.add_feed_forward_length(shape.intermediate_size + wider)
     out.add_head_count(shape.num_attention_heads)
     out.add_head_count_kv(shape.num_key_value_heads)
     out.add_layer_norm_rms_eps(shape.rms_norm_eps)
@@ -72,9 +77,9 @@ def write_gguf(file: Path, model: LlamaForCausalLM, architecture: str = "llama")
     for index, layer in enumerate(model.model.layers):
         for ours, theirs in names.items():
             weight = layer.get_submodule(ours).weight.detach().numpy()
-            out.add_tensor(
-                f"blk.{index}.{theirs}.weight", interleaved(weight, heads[theirs]) if theirs in heads else weight
-            )
+            name = f"blk.{index}.{theirs}.weight"
+            if name != without:
+                out.add_tensor(name, interleaved(weight, heads[theirs]) if theirs in heads else weight)
     out.write_header_to_file()
     out.write_kv_data_to_file()
     out.write_tensors_to_file()
@@ -139,7 +144,7 @@ def test_what_cannot_be_read_is_named_before_anything_runs(file: Path, tmp_path:
     none = tmp_path / "none.gguf"
     none.write_text("no model at all")
     other = write_gguf(tmp_path / "other.gguf", tiny(), architecture="rwkv6")
-    for bad, said in (
+    for bad, message in (
         (cut, r"cut\.gguf: (cut short|no whole GGUF file)"),
         (none, r"none\.gguf: no whole GGUF file"),
         (other, r"cannot read the architecture 'rwkv6' from GGUF; it reads .*llama"),
@@ -147,9 +152,22 @@ def test_what_cannot_be_read_is_named_before_anything_runs(file: Path, tmp_path:
     ):
         Path("configs/pairs.tsv").write_text(f"pair\ttarget\nmine\t{bad}\n")
         Path("configs/mine.yaml").write_text("study: mine\npairs: [mine]\ntasks: [code]\nmethods: [ngram]\n")
-        with pytest.raises(StudyError, match=said) as caught:
+        with pytest.raises(StudyError, match=message) as caught:
             load_study(Path("configs/mine.yaml"))
         assert "row 'mine', target" in str(caught.value)
+
+
+def test_weights_that_do_not_fit_the_header_are_refused(tmp_path: Path) -> None:
+    """Not filled up with random ones."""
+    for file in (
+        write_gguf(tmp_path / "shape.gguf", tiny(), wider=8),
+        write_gguf(tmp_path / "lacks.gguf", tiny(), without="blk.1.ffn_up.weight"),
+    ):
+        with pytest.raises(
+            ModelError, match=rf"{file.name}: transformers cannot turn it into a model .*fetch the file"
+        ):
+            convert(str(file), tmp_path / "out", "float32")
+        assert not (tmp_path / "out").exists()
 
 
 def test_a_study_knows_what_it_converts(file: Path, workplace: Path) -> None:

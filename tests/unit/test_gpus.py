@@ -44,7 +44,7 @@ def hold(tmp_path: Path) -> Iterator[Callable[[int], Holder]]:
         process.communicate()
 
 
-def shown(process: Holder) -> str:
+def visible(process: Holder) -> str:
     """What CUDA would see in a process that has taken its GPUs. Its children take none: they use what it has."""
     assert process.stdout is not None
     devices, _, again = process.stdout.readline().strip().rpartition(" ")
@@ -59,26 +59,26 @@ def waits(process: Holder) -> bool:
 
 def test_each_process_has_a_gpu_of_its_own_and_a_killed_one_frees_it(hold: Callable[[int], Holder]) -> None:
     first, second, third = hold(1), hold(1), hold(1)
-    own = {shown(first): first, shown(second): second, shown(third): third}
+    own = {visible(first): first, visible(second): second, visible(third): third}
     assert own.keys() == {"2", "5", "GPU-a"}
     fourth = hold(1)
     assert waits(fourth)
     own["5"].kill()
-    assert shown(fourth) == "5"
+    assert visible(fourth) == "5"
 
 
 def test_several_gpus_are_taken_together_or_not_at_all(hold: Callable[[int], Holder]) -> None:
     first = hold(2)
-    assert shown(first) == "2,5"
+    assert visible(first) == "2,5"
     second = hold(2)
     assert waits(second)
-    assert shown(hold(1)) == "GPU-a", "who waits for two holds none meanwhile"
+    assert visible(hold(1)) == "GPU-a", "who waits for two holds none meanwhile"
     first.kill()
-    assert shown(second) == "2,5"
+    assert visible(second) == "2,5"
 
 
 def test_who_wants_more_than_there_are_gets_all(hold: Callable[[int], Holder]) -> None:
-    assert shown(hold(8)) == "2,5,GPU-a"
+    assert visible(hold(8)) == "2,5,GPU-a"
 
 
 @pytest.mark.parametrize(("own", "visible"), [(None, "0,1"), ("1", "")])

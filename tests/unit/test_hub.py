@@ -88,7 +88,9 @@ def measured(method: str) -> tuple[list[Record], dict[str, Any]]:
 
 def downloads(hub: HubServer, repo: str) -> set[str]:
     """Revisions that files of a repository were downloaded by."""
-    return {line.split("/resolve/")[1].split("/")[0] for line in hub.asked if line.startswith(f"GET /{repo}/resolve/")}
+    return {
+        line.split("/resolve/")[1].split("/")[0] for line in hub.requests if line.startswith(f"GET /{repo}/resolve/")
+    }
 
 
 def test_a_pair_from_the_hub_is_measured_at_its_commits(hub: HubServer, specrig: Command) -> None:
@@ -97,9 +99,9 @@ def test_a_pair_from_the_hub_is_measured_at_its_commits(hub: HubServer, specrig:
     moved = hub.add("tiny/target", later, gated=True)
     draft = hub.add("tiny/draft", STORIES)
     Path("configs/pairs.tsv").write_text(f"{PAIR}stories\ttiny/target\ttiny/draft\t{pinned}\n")
-    shown = specrig("plan", study()).stdout
-    assert "1 cell in 1 job" in shown and "Not pinned tiny/draft: " in shown and "tiny/target" not in shown
-    assert not hub.asked, "planning asks no hub"
+    output = specrig("plan", study()).stdout
+    assert "1 cell in 1 job" in output and "Not pinned tiny/draft: " in output and "tiny/target" not in output
+    assert not hub.requests, "planning asks no hub"
 
     result = specrig(*job("draft_model"), HF_TOKEN=TOKEN)
     assert result.returncode == 0, result.stderr
@@ -115,11 +117,11 @@ def test_a_pair_from_the_hub_is_measured_at_its_commits(hub: HubServer, specrig:
     assert downloads(hub, "tiny/target") == {pinned}
 
     # Nothing is asked twice: a longer answer comes from the cache.
-    asked = len(hub.asked)
+    before = len(hub.requests)
     study(max_new_tokens=16)
     result = specrig(*job("draft_model"), HF_HUB_OFFLINE="1")
     assert result.returncode == 0, result.stderr
-    assert len(measured("draft_model")[0][0].run.tokens) == 16 and len(hub.asked) == asked
+    assert len(measured("draft_model")[0][0].run.tokens) == 16 and len(hub.requests) == before
 
     # Another pin is another model: its cells are measured again.
     before = measured("draft_model")[0][0].digest
@@ -158,13 +160,13 @@ def test_engines_that_serve_are_told_the_revisions(tmp_path: Path) -> None:
     heads = {name: Path(source) for name, source in row.head_folders.items()}
     pair = PairFiles("p", "o/t", "o/d", draft_revision="v2", heads=heads, head_revisions=row.head_revisions)
     assert pair.revisions == {"draft": "v2", "eagle": "v1"} and pair.only(["medusa"]).revisions == {}
-    told = {}
+    output = {}
     for method in ("draft_model", "eagle", "medusa"):
         cell = Cell(engine="vllm", pair="p", method=method, k=3, task="t", temperature=0.0)
         configure = METHODS[method]
         assert configure is not None
-        told[method] = configure(cell, pair).get("revision")
-    assert told == {"draft_model": "v2", "eagle": "v1", "medusa": None}
+        output[method] = configure(cell, pair).get("revision")
+    assert output == {"draft_model": "v2", "eagle": "v1", "medusa": None}
     cell = Cell(engine="sglang", pair="p", method="eagle", k=3, task="t", temperature=0.0)
     words = Sglang(replace(pair, target=str(STORIES), draft=None), device="cpu", threads=1).arguments(cell)
     assert words[words.index("--speculative-draft-model-revision") + 1] == "v1"
@@ -195,7 +197,7 @@ def test_refusals_name_the_fix(
     result = specrig(*job("draft_model" if "headless" in row else "ngram"), **environment)
     assert result.returncode == 2 and expected in result.stderr, result.stderr
     assert "Traceback" not in result.stderr and len(result.stderr.splitlines()) < 6
-    assert not any("safetensors" in line for line in hub.asked), "refused before any weight is read"
+    assert not any("safetensors" in line for line in hub.requests), "refused before any weight is read"
 
 
 @pytest.mark.parametrize(("down", "reason"), [(True, "503 Service Unavailable"), (False, "Connection refused")])
@@ -263,18 +265,20 @@ def test_pins_are_written_and_nothing_else(hub: HubServer, specrig: Command) -> 
     config = study(pairs=["stories", "short"], methods=entries, tasks=["stories", "local"])
     untouched = tasks.read_bytes()
 
-    told = specrig("pin", config, "--check")
-    assert told.returncode == 1 and f"stories: heads: tiny/head is at {commits['head']}" in told.stdout, told.stderr
+    output = specrig("pin", config, "--check")
+    assert output.returncode == 1 and f"stories: heads: tiny/head is at {commits['head']}" in output.stdout, (
+        output.stderr
+    )
     assert pairs.read_bytes() == TABLE.encode() and tasks.read_bytes() == untouched
 
     result = specrig("pin", config)
     assert result.returncode == 0, result.stderr
     # No method of the study needs the draft or the Medusa heads.
-    wanted = TABLE.replace(
+    expected = TABLE.replace(
         "tiny/draft\t\t\teagle=tiny/head ", f"tiny/draft\t{commits['target']}\t\teagle=tiny/head@{commits['head']} "
     )
-    wanted = wanted.replace("short\ttiny/target\r", f"short\ttiny/target\t\t{commits['target']}\t\t\t\r")
-    assert pairs.read_bytes().decode() == wanted
+    expected = expected.replace("short\ttiny/target\r", f"short\ttiny/target\t\t{commits['target']}\t\t\t\r")
+    assert pairs.read_bytes().decode() == expected
     assert (
         tasks.read_text()
         == f"task\tsource\tid_field\tprompt_field\trevision\nstories\ttiny/data\tid\tprompt\t{data}\nlocal\tprompts.jsonl\n"
@@ -282,7 +286,7 @@ def test_pins_are_written_and_nothing_else(hub: HubServer, specrig: Command) -> 
 
     hub.add("tiny/target", {"config.json": b"later"})
     again = specrig("pin", config)
-    assert again.returncode == 0 and "is pinned" in again.stdout and pairs.read_bytes().decode() == wanted
+    assert again.returncode == 0 and "is pinned" in again.stdout and pairs.read_bytes().decode() == expected
     assert specrig("pin", config, "--check").returncode == 0
     assert "Not pinned" not in specrig("plan", config).stdout
 

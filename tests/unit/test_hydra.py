@@ -50,6 +50,7 @@ def drafter_of(target: Any, folder: Path, **options: Any) -> Hydra:
     resources: Any = SimpleNamespace(target=cached_model(target), head=lambda _: folder)
     drafter = Hydra(Hydra.Options.model_validate(options), resources)
     drafter.hidden = torch.randn(2, D, generator=torch.Generator().manual_seed(1))
+    drafter.shape = drafter.options.shape(drafter.heads.accuracy, resources)
     return drafter
 
 
@@ -103,7 +104,7 @@ def test_drawn_children_come_with_the_distribution_of_their_own_path(target: Any
     drafter = drafter_of(target, tmp_path, nodes=9)
     context = Context([[3, 8], [5, 2, 11]], [False] * 2, Sampler(0.8, range(2)), [K, 1])
     draft = drafter.propose(context, K)
-    plan = drafter.plans[K]
+    [plan] = drafter.plans.values()
     assert draft.probs is not None and draft.probs.shape == (2, len(plan.sources), V)
     for row in range(2):
         for node, parent in enumerate(plan.parents if row == 0 else plan.parents[:1]):
@@ -146,5 +147,5 @@ def test_rows_of_a_layer_are_its_outputs(size: int, dtype: torch.dtype) -> None:
     """Of a weight that was reordered for the processor, too."""
     torch.manual_seed(0)
     layer, x = Linear(torch.randn(size, 64).to(dtype), torch.randn(size).to(dtype)), torch.randn(3, 64).to(dtype)
-    places = torch.tensor([5, 0, 63, 17])
-    torch.testing.assert_close(layer.select_outputs(places)(x), layer(x)[:, places], atol=1e-2, rtol=1e-2)
+    positions = torch.tensor([5, 0, 63, 17])
+    torch.testing.assert_close(layer.select_outputs(positions)(x), layer(x)[:, positions], atol=1e-2, rtol=1e-2)

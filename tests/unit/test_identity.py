@@ -22,15 +22,15 @@ def record(found: list[int], expected: list[int]) -> Record:
 
 
 def test_the_first_divergence_is_found_with_both_logits() -> None:
-    asked: list[list[int]] = []
+    calls: list[list[int]] = []
 
     def logits(tokens: object) -> list[float]:
-        asked.append(list(tokens))  # type: ignore[call-overload]
+        calls.append(list(tokens))  # type: ignore[call-overload]
         return [0.0, 1.0, 2.5, 2.4999]
 
     divergence = first_divergence(record([5, 3, 9], [5, 2, 9]), [7, 8], logits, "float32")
     assert divergence is not None
-    assert asked == [[7, 8, 5]]
+    assert calls == [[7, 8, 5]]
     assert (divergence.position, divergence.expected, divergence.found) == (1, 2, 3)
     assert divergence.gap == pytest.approx(1e-4)
 
@@ -48,9 +48,8 @@ def test_spacing_is_the_precisions_own(dtype: str) -> None:
     kind = getattr(torch, dtype)
     for value in (1.0, 1.7, 2.0, 21.5, -300.0):
         near = torch.tensor([abs(value)], dtype=kind)
-        behind = (near.view(torch.int16 if kind.itemsize == 2 else torch.int32) + 1).view(
-            kind
-        )  # the next larger number
+        # The next larger number.
+        behind = (near.view(torch.int16 if kind.itemsize == 2 else torch.int32) + 1).view(kind)
         assert spacing(dtype, value) == float(behind) - float(near)
     assert spacing(dtype, 0.01) == spacing(dtype, 1.0)
 
@@ -68,7 +67,8 @@ def test_a_tie_is_a_matter_of_the_precisions_units() -> None:
     )
     assert tie is not None and failure is not None
     assert summary([tie], 4) == (
-        "3 of 4 outputs identical (75 %), 1 differ at numerical ties (at most 3.2 bfloat16 units apart in float32; up to 8 pass)"
+        "3 of 4 outputs identical (75 %), 1 differ at numerical ties (at most 3.2 bfloat16 units apart in float32; up "
+        "to 8 pass)"
     )
     assert "1 differ otherwise; p: token 0 is 1 instead of 2" in summary([tie, failure], 4)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,6 @@ from synthetic import cell_records, write_job, write_study
 
 from specrig.analysis.cells import cells_table
 from specrig.cell import Cell
-from specrig.reporting.documents.html import write_report
 from specrig.reporting.figures.latency import latency, with_latency
 from specrig.reporting.figures.panels import SCREEN, NothingError
 from specrig.study.config import MethodEntry
@@ -53,7 +53,9 @@ def test_without_a_network_there_is_nothing_to_show() -> None:
 
 
 @pytest.mark.parametrize("remote", [False, True])
-def test_the_report_speaks_of_a_network_only_where_there_was_one(tmp_path: Path, remote: bool) -> None:
+def test_the_report_speaks_of_a_network_only_where_there_was_one(
+    tmp_path: Path, remote: bool, report_text: Callable[[Path], str]
+) -> None:
     folder = write_study(
         tmp_path / "study", methods=["draft_model", "remote_draft"][: 1 + remote], ks=[4], tasks=["code"]
     )
@@ -62,5 +64,4 @@ def test_the_report_speaks_of_a_network_only_where_there_was_one(tmp_path: Path,
             folder,
             [cell.model_copy(update={"pair": "embedded"}) for cell in swept("code") if cell.method == "remote_draft"],
         )
-    write_report(folder, tmp_path / "report.html")
-    assert ("A network between draft and target" in (tmp_path / "report.html").read_text()) is remote
+    assert ("A network between draft and target" in report_text(folder)) is remote

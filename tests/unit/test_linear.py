@@ -24,10 +24,10 @@ def test_the_faster_kernel_is_taken_once_for_each_shape(
     kernel_choice: KernelChoice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     times = {(256, 128): 0.5, (128, 256): 0.97, (128, 128): 2.0}
-    asked = []
+    calls = []
 
     def timed(weight: torch.Tensor) -> dict[linear.Kernel, list[float]]:
-        asked.append(tuple(weight.shape))
+        calls.append(tuple(weight.shape))
         return {"plain": [times[tuple(weight.shape)]] * 2, "reordered": [1.0] * 2}
 
     monkeypatch.setattr(linear, "time_kernels", timed)
@@ -35,7 +35,7 @@ def test_the_faster_kernel_is_taken_once_for_each_shape(
         pytest.skip("this build of torch has no reordered weights")
     found = [kernel_choice.of(torch.randn(shape)) for shape in (*times, *times)]
     assert found == ["plain", "reordered", "reordered"] * 2  # 3 % faster is noise
-    assert asked == list(times)
+    assert calls == list(times)
     assert kernel_choice.record() == {
         "float32 256x128": "plain",
         "float32 128x256": "reordered",
@@ -45,7 +45,7 @@ def test_the_faster_kernel_is_taken_once_for_each_shape(
     assert kernel_choice.of(torch.randn(128, 256)) == "plain"
     kernel_choice.pin(None)
     assert kernel_choice.of(torch.randn(128, 256)) == "reordered"
-    assert asked == list(times)
+    assert calls == list(times)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -58,7 +58,7 @@ def cycles(rows: int, width: int) -> torch.Tensor:
     return torch.stack(texts, 1)
 
 
-class Lent:
+class TrainedPair:
     """Resources with trained heads: the draft is the target once more."""
 
     def __init__(self, folder: Path) -> None:
@@ -81,7 +81,7 @@ def everything(texts: torch.Tensor) -> Texts:
 
 
 @pytest.fixture(scope="module")
-def counter(tmp_path_factory: pytest.TempPathFactory) -> tuple[Lent, list[list[float]]]:
+def counter(tmp_path_factory: pytest.TempPathFactory) -> tuple[TrainedPair, list[list[float]]]:
     """A tiny model that knows `cycles`, with four trained heads and their measured accuracies."""
     folder = tmp_path_factory.mktemp("counter")
     model = Llama(Shape(layers=1, hidden=64, heads=2, intermediate=96, context=128), PERIOD).initialise(0)
@@ -104,7 +104,7 @@ def counter(tmp_path_factory: pytest.TempPathFactory) -> tuple[Lent, list[list[f
     heads.measured(everything(texts), teacher.states(texts))
     accuracies = [heads.first, *heads.ranks]
     heads.save(folder / "heads")
-    return Lent(folder), accuracies
+    return TrainedPair(folder), accuracies
 
 
 def acceptance_length(generation: Generation) -> float:
@@ -166,9 +166,9 @@ def test_a_drawn_layout_takes_the_draws_in_order_and_says_where_they_come_from()
     assert chain.parents is None and chain.probs is not None and chain.probs.shape == (1, 2, 4)
 
 
-def test_heads_learn_what_comes_behind_the_next_token(counter: tuple[Lent, list[list[float]]]) -> None:
+def test_heads_learn_what_comes_behind_the_next_token(counter: tuple[TrainedPair, list[list[float]]]) -> None:
     """An offset by one anywhere (training, prefill, observe) would leave acceptance near nothing."""
-    lent, accuracies = counter
+    trained_pair, accuracies = counter
     assert all(shares[0] > 0.99 for shares in accuracies)
     prompt = cycles(1, 9)[0].tolist()
     expected = prompt.copy()
@@ -176,42 +176,55 @@ def test_heads_learn_what_comes_behind_the_next_token(counter: tuple[Lent, list[
         expected.append((3 * expected[-1] + 1) % PERIOD)
     for options in ({"tree": (1,)}, {"nodes": 4}, {"tree": (2, 1)}):
         (found,) = generate(
-            lent.target, lent.drafter("medusa", **options), [prompt], k=4, max_new_tokens=60, temperature=0
+            trained_pair.target,
+            trained_pair.drafter("medusa", **options),
+            [prompt],
+            k=4,
+            max_new_tokens=60,
+            temperature=0,
         )
         assert prompt + found.tokens == expected
         assert acceptance_length(found) == 5.0
-    (found,) = generate(lent.target, lent.drafter("medusa_draft"), [prompt], k=5, max_new_tokens=60, temperature=0)
+    (found,) = generate(
+        trained_pair.target, trained_pair.drafter("medusa_draft"), [prompt], k=5, max_new_tokens=60, temperature=0
+    )
     assert prompt + found.tokens == expected
     assert acceptance_length(found) == 6.0
     # One draft pass a round, and one of the heads, timed apart by their widths.
     assert sum(calls for calls, _ in found.draft_passes.values()) == 2 * len(found.rounds)
 
 
-def test_k_beyond_the_heads_drafts_as_deep_as_they_reach(counter: tuple[Lent, list[list[float]]]) -> None:
+def test_k_beyond_the_heads_drafts_as_deep_as_they_reach(counter: tuple[TrainedPair, list[list[float]]]) -> None:
     (found,) = generate(counter[0].target, counter[0].drafter("medusa"), [[5]], k=8, max_new_tokens=30, temperature=0)
     assert {entry.depth for entry in found.rounds} == {4}
 
 
-def test_typical_acceptance_reaches_the_verifier_and_is_marked_lossy(counter: tuple[Lent, list[list[float]]]) -> None:
+def test_typical_acceptance_reaches_the_verifier_and_is_marked_lossy(
+    counter: tuple[TrainedPair, list[list[float]]],
+) -> None:
     exact, typical = Medusa.Options(), Medusa.Options(acceptance="typical")
     assert Medusa.lossless(exact) and Medusa.acceptance(exact) == "exact"
     assert not Medusa.lossless(typical) and Medusa.acceptance(typical) == "typical"
-    lent = counter[0]
-    assert lent.drafter("medusa").criterion() is None and lent.drafter("draft_model").criterion() is None
+    trained_pair = counter[0]
+    assert (
+        trained_pair.drafter("medusa").criterion() is None and trained_pair.drafter("draft_model").criterion() is None
+    )
     # A threshold next to nothing accepts whatever is offered: every round is as deep as the tree.
     options = {"tree": (1,), "acceptance": "typical", "posterior_threshold": 1e-30}
-    drafter = lent.drafter("medusa", **options)
-    (found,) = generate(lent.target, drafter, [[5]], k=4, max_new_tokens=40, temperature=50.0, seeds=[1])
+    drafter = trained_pair.drafter("medusa", **options)
+    (found,) = generate(trained_pair.target, drafter, [[5]], k=4, max_new_tokens=40, temperature=50.0, seeds=[1])
     assert acceptance_length(found) == 5.0
     # What it is offered are the heads' first choices, not draws: three of a round's five steps are from one head to the
     # next.
     assert on_the_cycle(found) > 0.5
-    (found,) = generate(lent.target, lent.drafter("medusa"), [[5]], k=4, max_new_tokens=40, temperature=50.0, seeds=[1])
+    (found,) = generate(
+        trained_pair.target, trained_pair.drafter("medusa"), [[5]], k=4, max_new_tokens=40, temperature=50.0, seeds=[1]
+    )
     assert on_the_cycle(found) < 0.25
 
 
 def test_a_bias_of_the_token_before_stands_in_the_checkpoint(
-    counter: tuple[Lent, list[list[float]]], tmp_path: Path
+    counter: tuple[TrainedPair, list[list[float]]], tmp_path: Path
 ) -> None:
     config = checkpoint.heads_config(hidden=64, vocabulary=PERIOD, heads=2, drafted=20, markov_rank=4)
     checkpoint.save(tmp_path, config, checkpoint.random_tensors(config, seed=0))
@@ -229,7 +242,7 @@ def test_a_bias_of_the_token_before_stands_in_the_checkpoint(
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_the_checkpoint_is_what_vllm_reads(
-    counter: tuple[Lent, list[list[float]]], tmp_path: Path, shared: bool
+    counter: tuple[TrainedPair, list[list[float]]], tmp_path: Path, shared: bool
 ) -> None:
     measured = {"accuracy": [[0.5, 0.25], [0.25, 0.125]], "first": [1.0, 0.0]}
     config = checkpoint.heads_config(hidden=64, vocabulary=PERIOD, heads=2, shared=shared, measured=measured)
@@ -259,7 +272,7 @@ def test_the_checkpoint_is_what_vllm_reads(
 
 
 def test_folders_that_hold_no_fitting_heads_are_refused(
-    counter: tuple[Lent, list[list[float]]], tmp_path: Path
+    counter: tuple[TrainedPair, list[list[float]]], tmp_path: Path
 ) -> None:
     target = counter[0].target
     with pytest.raises(DecodingError, match="no Medusa heads there"):

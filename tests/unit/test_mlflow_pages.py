@@ -58,13 +58,13 @@ class Served:
     def shows(self, address: str, *texts: str) -> str:
         """Open a page, wait until it shows all texts, and return what it shows."""
         self.browser.open(address)
-        shown, end = "", time.monotonic() + PATIENCE_S
+        output, end = "", time.monotonic() + PATIENCE_S
         while time.monotonic() < end:
-            shown = self.browser.run("document.body.innerText")
-            if all(text in shown for text in texts):
-                return shown
+            output = self.browser.run("document.body.innerText")
+            if all(text in output for text in texts):
+                return output
             time.sleep(0.3)
-        raise AssertionError(f"{[text for text in texts if text not in shown]} not on {address}:\n{shown[-3000:]}")
+        raise AssertionError(f"{[text for text in texts if text not in output]} not on {address}:\n{output[-3000:]}")
 
 
 @pytest.fixture(scope="module")
@@ -103,8 +103,8 @@ def served(tmp_path_factory: pytest.TempPathFactory, repository: Path) -> Iterat
     environment = {name: value for name, value in os.environ.items() if name != "MLFLOW_TRACKING_URI"} | {
         "PORT": str(port)
     }
-    said = place / "said.txt"
-    with said.open("w") as out:
+    log = place / "output.txt"
+    with log.open("w") as out:
         server = subprocess.Popen(
             command, cwd=repository, env=environment, stdout=out, stderr=out, start_new_session=True
         )
@@ -115,10 +115,10 @@ def served(tmp_path_factory: pytest.TempPathFactory, repository: Path) -> Iterat
                 urlopen(f"http://127.0.0.1:{port}/health", timeout=5).close()
                 break
             except (URLError, OSError):
-                assert server.poll() is None and time.monotonic() < end, said.read_text()
+                assert server.poll() is None and time.monotonic() < end, log.read_text()
                 time.sleep(0.3)
-        found = re.search(r"^Runs: (\S+)", said.read_text(), flags=re.MULTILINE)
-        assert found, said.read_text()
+        found = re.search(r"^Runs: (\S+)", log.read_text(), flags=re.MULTILINE)
+        assert found, log.read_text()
         with Browser(place / "profile") as browser:
             yield Served(folder, found[1], browser)
     finally:
@@ -128,16 +128,16 @@ def served(tmp_path_factory: pytest.TempPathFactory, repository: Path) -> Iterat
 
 
 def test_the_address_leads_to_the_methods_with_their_speedups(served: Served) -> None:
-    shown = served.shows(served.address, "draft_model", "ngram", "speedup", "best_k")
-    assert "k = 2" not in shown, "cells are another view"
+    output = served.shows(served.address, "draft_model", "ngram", "speedup", "best_k")
+    assert "k = 2" not in output, "cells are another view"
 
 
 def test_a_row_of_the_report_leads_to_its_run(served: Served) -> None:
     link = mlflow_runs(served.folder, "made_up") + quote(
         "tags.cell = 'native/embedded/draft_model/code-k4-t0-b1'", safe=""
     )
-    shown = served.shows(link.replace("http://127.0.0.1:5000", served.root), "draft_model, k = 4, code")
-    assert "k = 2" not in shown and "ngram" not in shown.replace("tags.", "")
+    output = served.shows(link.replace("http://127.0.0.1:5000", served.root), "draft_model, k = 4, code")
+    assert "k = 2" not in output and "ngram" not in output.replace("tags.", "")
 
 
 def test_two_runs_are_compared(served: Served) -> None:

@@ -45,6 +45,7 @@ def learner_of(folder: Path, **keys: Any) -> PEagleLearner:
     with torch.no_grad():
         for weight in learner.parameters():
             weight.add_(0.2 * torch.randn(weight.shape, generator=generator))
+    learner.scale = torch.linspace(0.5, 2.0, len(learner.scale))  # what a checkpoint's fc holds
     return learner
 
 
@@ -67,8 +68,8 @@ def test_the_training_head_is_the_decoding_head(folder: Path, layers: int) -> No
     head.begin([row[:end].tolist() for row, end in zip(tokens, ends, strict=True)], features)
     for accepted in ([0, 0], [2, 1]):
         if any(accepted):  # and the target's own token
-            shown = torch.stack([row[end - 1 : end + 3] for row, end in zip(features, ends, strict=True)])
-            head.accept(shown, [list(range(count)) for count in accepted])
+            read = torch.stack([row[end - 1 : end + 3] for row, end in zip(features, ends, strict=True)])
+            head.accept(read, [list(range(count)) for count in accepted])
             ends = [end + count + 1 for end, count in zip(ends, accepted, strict=True)]
         rows = [row[:end].tolist() for row, end in zip(tokens, ends, strict=True)]
         calls = sum(count for count, _ in head.pass_totals().values())

@@ -8,6 +8,8 @@ import shutil
 import subprocess
 import sys
 import tomllib
+import venv
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -77,7 +79,7 @@ def test_the_conda_environment_names_no_version_of_its_own(repository: Path, pro
     python, pip, nested = environment["dependencies"]
     assert python == f"python {project['requires-python']}"
     assert pip == "pip"
-    assert nested == {"pip": ["-r requirements.lock", "--no-deps -e ."]}
+    assert nested == {"pip": ["-r requirements.lock", "--no-deps -r requirements-quick.lock", "--no-deps -e ."]}
 
 
 def test_no_file_names_a_registry(repository: Path) -> None:
@@ -93,6 +95,27 @@ def test_no_file_names_a_registry(repository: Path) -> None:
     ):
         text = (repository / name).read_text()
         assert not re.search(r"index-url|https?://(?!127\.0\.0\.1)|find-links", text), name
+    assert "://" not in (repository / "scripts/install").read_text()
+
+
+def test_set_up_works_where_uv_cannot_be_had(repository: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "tiny-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("tiny.py", "")
+        wheel.writestr("tiny-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: tiny\nVersion: 1.0\n")
+        wheel.writestr("tiny-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr("tiny-1.0.dist-info/RECORD", "")
+    venv.create(tmp_path / "env", with_pip=True)
+    python = tmp_path / "env/bin/python"
+    alone = {
+        "PATH": os.environ["PATH"],
+        "PIP_NO_INDEX": "1",
+        "PIP_FIND_LINKS": str(tmp_path),
+        "PIP_CONFIG_FILE": os.devnull,
+    }
+    subprocess.run([repository / "scripts/install", python, "tiny==1.0"], env=alone, check=True, timeout=300)
+    subprocess.run([python, "-c", "import tiny"], check=True)
+    with pytest.raises(subprocess.CalledProcessError):
+        subprocess.run([repository / "scripts/install", python, "tiny==2.0"], env=alone, check=True, timeout=300)
 
 
 def test_make_help_lists_the_targets_of_the_readme(repository: Path) -> None:

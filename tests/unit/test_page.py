@@ -62,16 +62,19 @@ def test_nothing_is_wider_than_the_window(browser: Browser, page: str, width: in
 
 
 def test_a_phone_gets_its_own_drawings_and_a_short_page(browser: Browser, page: str) -> None:
-    shown = "[...document.querySelectorAll('#speedup figure svg')].filter((svg) => svg.getClientRects().length).map((svg) => svg.classList[0])"
+    expression = (
+        "[...document.querySelectorAll('#speedup figure svg')].filter((svg) => svg.getClientRects().length).map((svg) "
+        "=> svg.classList[0])"
+    )
     browser.open(page, 390)
     browser.run("new Promise((done) => setTimeout(done, 500))")
-    assert set(browser.run(shown)) == {"phone"}
+    assert set(browser.run(expression)) == {"phone"}
     small = """Math.min(...[...document.querySelectorAll("#speedup svg.phone text")].map((text) =>
         parseFloat(getComputedStyle(text).fontSize) * Math.hypot(text.getScreenCTM().a, text.getScreenCTM().b)))"""
     assert browser.run(small) >= 9, "letters of less than 9 pixels"
     assert browser.run("document.documentElement.scrollHeight") < 9000
     browser.open(page, 1280)
-    assert set(browser.run(shown)) == {"screen"}
+    assert set(browser.run(expression)) == {"screen"}
 
 
 def test_the_links_of_the_advice_are_in_view(browser: Browser, page: str) -> None:
@@ -127,19 +130,25 @@ def test_tables_filter_by_words(browser: Browser, page: str) -> None:
 
 
 def centre(browser: Browser, element: str) -> tuple[float, float]:
-    box = f"(() => {{ const part = {element}; part.scrollIntoView({{block: 'center'}}); const box = part.getBoundingClientRect();"
+    box = (
+        f"(() => {{ const part = {element}; part.scrollIntoView({{block: 'center'}}); const box = "
+        "part.getBoundingClientRect();"
+    )
     x, y = browser.run(f"{box} return [box.left + box.width / 2, box.top + box.height / 2]; }})()")
     return x, y
 
 
 def test_a_bar_says_its_value_on_hover(browser: Browser, page: str) -> None:
     browser.open(page)
-    bar = "[...document.querySelectorAll('#speedup svg.screen [data-tips]')].find((part) => part.dataset.tips.startsWith('eagle'))"
-    wanted = browser.run(f"{bar}.dataset.tips")
-    assert "code" in wanted and "×" in wanted and "[" in wanted
+    bar = (
+        "[...document.querySelectorAll('#speedup svg.screen [data-tips]')].find((part) => "
+        "part.dataset.tips.startsWith('eagle'))"
+    )
+    expected = browser.run(f"{bar}.dataset.tips")
+    assert "code" in expected and "×" in expected and "[" in expected
     browser.move(*centre(browser, bar))
     assert browser.run("document.querySelector('.tip').hidden") is False
-    assert browser.run("document.querySelector('.tip').textContent") == wanted
+    assert browser.run("document.querySelector('.tip').textContent") == expected
     browser.move(1, 1)
     assert browser.run("document.querySelector('.tip').hidden") is True
 

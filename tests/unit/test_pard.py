@@ -121,11 +121,11 @@ def test_what_is_no_draft_of_one_pass_is_refused(tmp_path: Path) -> None:
     assert pard.load(tmp_path, target).config.pard_token == 3
     config = json.loads((tmp_path / "config.json").read_text())
     assert set(load_file(tmp_path / "model.safetensors")) == set(llama(1).model.state_dict(prefix="model."))
-    for keys, said in (
+    for keys, message in (
         ({"pard_token": None}, "drafts with `draft_model`"),
         ({"pard_token": V}, f"`pard_token` is {V}"),
         ({"specrig": {"target_vocabulary": 9}}, f"trained for a target of 9 tokens, this one has {V}"),
     ):
         (tmp_path / "config.json").write_text(json.dumps(config | keys))
-        with pytest.raises(DecodingError, match=said):
+        with pytest.raises(DecodingError, match=message):
             pard.load(tmp_path, target)

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,11 +17,11 @@ from synthetic import write_study
 
 from specrig.decoding.drafters import registry
 from specrig.reporting.documents.contents import Contents, Paragraph, ReadySection, ReadyTable, contents
-from specrig.reporting.documents.html import write_report
 from specrig.reporting.documents.pdf import as_data
 from specrig.reporting.documents.printed import write_for_paper
 from specrig.reporting.figures.panels import COLUMN, PAGE
-from specrig.reporting.outline import Section, Table, captions
+from specrig.reporting.items import Section, Table
+from specrig.reporting.outline import captions
 from specrig.reporting.tables.latex import escape, latex
 from specrig.results import citations
 from specrig.results.grid import Grid, GridEntry
@@ -85,8 +86,8 @@ def test_figures_have_the_widths_of_a_paper_and_their_fonts_inside(written: Path
         box = re.search(rb"/MediaBox \[ ?([\d. -]+)\]", content)
         assert box, path.name
         left, _, right, _ = map(float, box[1].split())
-        wanted = (COLUMN if path.stem.endswith("column") else PAGE).width
-        assert (right - left) / 72 == pytest.approx(wanted, abs=0.01), path.name
+        expected = (COLUMN if path.stem.endswith("column") else PAGE).width
+        assert (right - left) / 72 == pytest.approx(expected, abs=0.01), path.name
         streams = b"".join(_inflated(content))
         assert b"/FontFile2" in content and b"/Type3" not in content, path.name
         assert streams, path.name
@@ -138,19 +139,19 @@ def test_a_table_too_long_for_print_is_a_sentence_that_says_where_it_is(
     whole = contents(results, "print", ())
     longest = max(len(grid.rows) for grid in whole.tables())
     monkeypatch.setattr("specrig.reporting.documents.contents.LONGEST", longest - 1)
-    shown = [item for section in contents(results, "print", ()).sections for item in section.items]
-    said = [item.text for item in shown if isinstance(item, Paragraph) and "too many to print" in item.text]
-    assert len(said) == sum(len(grid.rows) == longest for grid in whole.tables())
-    assert f"{longest} rows, too many to print. results/made_up/tables/cells.csv has them." in said[-1]
+    items = [item for section in contents(results, "print", ()).sections for item in section.items]
+    notes = [item.text for item in items if isinstance(item, Paragraph) and "too many to print" in item.text]
+    assert len(notes) == sum(len(grid.rows) == longest for grid in whole.tables())
+    assert f"{longest} rows, too many to print. results/made_up/tables/cells.csv has them." in notes[-1]
 
 
-def test_html_pdf_and_tex_show_the_same_tables(study: Path, written: Path, tmp_path: Path) -> None:
+def test_html_pdf_and_tex_show_the_same_tables(study: Path, written: Path, report_text: Callable[[Path], str]) -> None:
     results = StudyResults(read_study(study))
-    shown = results.speedup.shown
-    assert (written / "paper" / "tables" / "made-up-speedup.tex").read_text() == latex(shown)
-    assert any(grid is shown for grid in contents(results, "print", ()).tables())
-    page = write_report(study, tmp_path / "report.html").read_text()
-    assert all(entry.text in page for row in shown.rows for entry in row)
+    items = results.speedup.formatted
+    assert (written / "paper" / "tables" / "made-up-speedup.tex").read_text() == latex(items)
+    assert any(grid is items for grid in contents(results, "print", ()).tables())
+    page = report_text(study)
+    assert all(entry.text in page for row in items.rows for entry in row)
 
 
 def test_a_heading_breaks_only_where_it_is_wider_than_its_column() -> None:
@@ -228,8 +229,8 @@ def test_every_paper_that_a_method_or_a_claim_names_has_its_reference() -> None:
     named += "".join(number for numbers in citations.METHODS.values() for number in numbers) + " ".join(
         citations.SOURCES.values()
     )
-    wanted = set(re.findall(r"\d{4}\.\d{5}", named))
-    assert wanted <= citations.keys(), f"add to references.bib: {sorted(wanted - citations.keys())}"
+    expected = set(re.findall(r"\d{4}\.\d{5}", named))
+    assert expected <= citations.keys(), f"add to references.bib: {sorted(expected - citations.keys())}"
 
 
 def test_an_arxiv_number_becomes_a_citation() -> None:

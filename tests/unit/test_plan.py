@@ -39,8 +39,8 @@ def test_the_papers_grid_is_planned_in_seconds_without_torch(repository: Path) -
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 10
     assert result.stdout.splitlines()[-1] == "[]"
     text = " ".join(result.stdout.split())
-    for said in ("cells in ", "GB (codellama_70b) of GPU memory", "hours of measuring", "Gated", "A100"):
-        assert said in text, said
+    for message in ("cells in ", "GB (codellama_70b) of GPU memory", "hours of measuring", "Gated", "A100"):
+        assert message in text, message
     assert "native/mixtral: draft_model, adaptive_k, tree" in text, "methods that need the draft are refused"
     assert "32768 tokens (mistral-v3) against 32000 (mistral-v1)" in text
     (line,) = re.findall(r"^native / mixtral\n(.*?)\n\n", result.stdout, flags=re.M | re.S)
@@ -134,8 +134,8 @@ def test_the_cache_of_a_batch_is_that_of_its_rows(workplace: Path) -> None:
 @pytest.mark.parametrize("name", ["gpu", "gpu_shapes"])
 def test_a_gpu_study_plans_without_refusals(workplace: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["plan", f"configs/{name}.yaml"]) == 0
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "Refused" not in shown and "GPU memory" in shown
+    output = " ".join(capsys.readouterr().out.split())
+    assert "Refused" not in output and "GPU memory" in output
     study = load_study(Path(f"configs/{name}.yaml"))
     batches = {cell.batch_size for cell in study.grid.cells}
     assert max(batches) == {"gpu": 64, "gpu_shapes": 32}[name] and 1 in batches
@@ -171,7 +171,7 @@ def test_training_costs_what_its_models_and_tokens_cost() -> None:
 
 
 def test_plan_says_what_training_costs(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    study = load_study(Path("configs/quick.yaml"))
+    study = load_study(Path("configs/embedded.yaml"))
     found = re.fullmatch(
         r"(.*) \((.*) PFLOP: (\d+) minutes on two cores, start-ups aside; up to .* of memory, .* of disk\)",
         training(study),
@@ -194,9 +194,9 @@ def test_plan_labels_simulated_pairs(workplace: Path, capsys: pytest.CaptureFixt
     config = yaml.safe_load(Path("configs/test.yaml").read_text()) | {"pairs": ["llama31_8b_shape"]}
     Path("configs/own.yaml").write_text(yaml.safe_dump(config))
     assert cli.main(["plan", "configs/own.yaml"]) == 0
-    shown = capsys.readouterr().out
-    assert "Simulated acceptance llama31_8b_shape" in shown
-    assert "Gated" not in shown, "nothing is downloaded"
+    output = capsys.readouterr().out
+    assert "Simulated acceptance llama31_8b_shape" in output
+    assert "Gated" not in output, "nothing is downloaded"
 
 
 SIZED_OTHERWISE = {
@@ -233,15 +233,15 @@ def test_what_the_config_says_cannot_be_rolled_back_is_refused_in_the_plan(
     )
     assert cli.main(["plan", "configs/own.yaml"]) == 0
     out = capsys.readouterr().out
-    shown, groups = " ".join(out.split()), dict(re.findall(r"^(\w+ / \w+)\n(.*?)\n\n", out, flags=re.M | re.S))
+    output, groups = " ".join(out.split()), dict(re.findall(r"^(\w+ / \w+)\n(.*?)\n\n", out, flags=re.M | re.S))
     assert (
-        "native/mamba: ngram, naive_batching" in shown
-        and "(state_size in its config), which cannot be rolled back" in shown
+        "native/mamba: ngram, naive_batching" in output
+        and "(state_size in its config), which cannot be rolled back" in output
     )
-    assert "native/hybrid: ngram, naive_batching" in shown and "layers of type conv" in shown
-    assert "transformers/hybrid: ngram, " in shown, "assisted generation rolls back too"
+    assert "native/hybrid: ngram, naive_batching" in output and "layers of type conv" in output
+    assert "transformers/hybrid: ngram, " in output, "assisted generation rolls back too"
     assert "naive_batching" in groups["transformers / mamba"], "plain generation does not"
-    assert "ngram" in groups["native / gemma"] and "not known" in shown, "runs, but its size is not known"
+    assert "ngram" in groups["native / gemma"] and "not known" in output, "runs, but its size is not known"
 
 
 def test_a_study_of_nothing_but_state_has_nothing_to_run(workplace: Path) -> None:

@@ -18,9 +18,11 @@ from synthetic import write_study
 
 from specrig.audit.reference import TEST as REFERENCE
 from specrig.cli import main
-from specrig.measurement.records import SCHEMA_VERSION
+from specrig.measurement.attempts import attempt_file
+from specrig.measurement.records import SCHEMA_VERSION, read_records
 from specrig.results.study_data import read_study
 from specrig.sharing import archive, publish, scrub
+from specrig.sharing.archive import unpack
 from specrig.sharing.manifest import PublicationError, file_hashes, read_manifest
 from specrig.sharing.publish import publish as publish_study
 from specrig.sharing.publish import unpacked
@@ -79,9 +81,12 @@ def finished(workplace: Path) -> Study:
         path.write_text(json.dumps(environment))
     for path in study.root.rglob("*.jsonl"):
         if "records" in path.parts:
-            said = {"text": SECRET, "baseline_text": SECRET, "ends": [len(SECRET)] * CONFIG["max_new_tokens"]}
-            lines = [json.loads(line) | said for line in path.read_text().splitlines()]
+            texts = {"text": SECRET, "baseline_text": SECRET, "ends": [len(SECRET)] * CONFIG["max_new_tokens"]}
+            lines = [json.loads(line) | texts for line in path.read_text().splitlines()]
             path.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+    for task in CONFIG["tasks"]:  # attempts that do not count
+        path = study.root / f"records/native/embedded/draft_model/{task}-k2-t0-b1.jsonl"
+        shutil.copyfile(path, attempt_file(path, 2))
     index = study.root / "records/native/embedded/ngram/index.json"
     content = json.loads(index.read_text())
     content["cells"].pop("code-k2-t0-b1")
@@ -221,6 +226,23 @@ def test_every_replicate_is_published_and_read_back(publication: Path) -> None:
     ]
 
 
+def test_attempts_that_do_not_count_are_published_and_judged(copy: Path, tmp_path: Path) -> None:
+    job = copy / "records/native/embedded/draft_model"
+    slugs = [f"{task}-k2-t0-b1" for task in sorted(CONFIG["tasks"])]
+    restored = unpack(copy, tmp_path / "restored") / job.relative_to(copy)
+    assert [path.name for path in sorted(restored.glob("*.attempt-*"))] == [f"{slug}.jsonl.attempt-2" for slug in slugs]
+    assert list(read_records(restored / f"{slugs[0]}.jsonl.attempt-2")) == list(
+        read_records(restored / f"{slugs[0]}.jsonl")
+    )
+
+    (job / "attempt-2.jsonl.gz").rename(job / "attempt-1.jsonl.gz")  # as if a later, no quieter attempt counted
+    write_hashes(copy)
+    passed, lines = checked(copy)
+    assert not passed
+    for slug in slugs:
+        assert any(f"cell {slug}: attempt 2 counts, though attempt 1 was disturbed no more" in line for line in lines)
+
+
 def test_a_changed_number_in_a_table_is_named_even_with_new_hashes(
     copy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -345,11 +367,13 @@ def test_columns_of_another_version_are_told_from_changed_numbers(copy: Path) ->
     assert any("Other code made this publication" in line and "f" * 40 in line for line in lines)
 
 
-def test_a_publication_is_rendered_anew_from_its_own_records(copy: Path) -> None:
+def test_a_publication_is_rendered_anew_from_its_own_records(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = contents(copy)
     (copy / "tables" / "cells.md").write_text("as older code wrote it")
     (copy / "figures" / "heatmap.svg").unlink()
-    assert main(["publish", str(copy)]) == 0
+    capsys.readouterr()
+    assert main(["publish", str(copy), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"folder": str(copy), "notes": []}
     after = contents(copy)
     assert before.keys() == after.keys()
     assert {name for name in after if after[name] != before[name]} <= {"manifest.json"}

@@ -148,4 +148,4 @@ def test_generated_code_runs_when_the_study_says_so() -> None:
 def test_scoring_is_off_by_default(workplace: Path) -> None:
     from specrig.study.load import load_study
 
-    assert load_study(Path("configs/quick.yaml")).run_generated_code is False
+    assert load_study(Path("configs/embedded.yaml")).run_generated_code is False

@@ -88,8 +88,8 @@ def blind(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every layer sees everything, as if it had no window, and the check at loading is off."""
     whole = LlamaModel.__init__
 
-    def wrong(self: LlamaModel, model: Any, **given: Any) -> None:
-        whole(self, model, **given)
+    def wrong(self: LlamaModel, model: Any, **kwargs: Any) -> None:
+        whole(self, model, **kwargs)
         self.patterns, self.pattern_of = [FULL], [0] * self.layers
 
     monkeypatch.setattr(LlamaModel, "__init__", wrong)

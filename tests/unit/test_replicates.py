@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,6 @@ from specrig.analysis.replicates import between_runs, drift
 from specrig.analysis.statistics import mean
 from specrig.cell import Cell
 from specrig.measurement.records import Record, read_records, write_records
-from specrig.reporting.documents.html import write_report
 from specrig.reporting.tables.files import write_tables
 
 CELL = Cell(engine="native", pair="p", method="draft_model", k=3, task="code", temperature=0.0)
@@ -119,7 +119,7 @@ def test_drift_has_an_interval_over_prompts() -> None:
     assert low < 1 < change < high and change == pytest.approx((1.1 * 1.05 * 1.2) ** (1 / 3))
 
 
-def test_the_report_tells_of_runs_where_there_are_several(tmp_path: Path) -> None:
+def test_the_report_tells_of_runs_where_there_are_several(tmp_path: Path, report_text: Callable[[Path], str]) -> None:
     study = write_study(tmp_path / "s", methods=("draft_model", "ngram"), ks=(2, 4), tasks=("code", "translation"))
     write_tables(study, tmp_path / "once")
     assert "Differences between runs are not known" in (tmp_path / "once" / "speedup.md").read_text()
@@ -128,8 +128,8 @@ def test_the_report_tells_of_runs_where_there_are_several(tmp_path: Path) -> Non
         records = list(read_records(path))
         write_records(path, [*records, *again(records, 1, slower=1.05 + 0.01 * number)])
     write_tables(study, tmp_path / "twice")
-    shown = (tmp_path / "twice" / "cells.md").read_text()
-    assert "Intervals are over prompts and over 2 runs of each job." in shown and "last / first run" in shown
+    table = (tmp_path / "twice" / "cells.md").read_text()
+    assert "Intervals are over prompts and over 2 runs of each job." in table and "last / first run" in table
     cells, once = (pd.read_csv(tmp_path / name / "cells.csv") for name in ("twice", "once"))
     assert (
         set(cells["replicates"]) == {2}
@@ -140,5 +140,5 @@ def test_the_report_tells_of_runs_where_there_are_several(tmp_path: Path) -> Non
     assert (speedups["geometric_mean_high"] - speedups["geometric_mean_low"] > 0).all()
     optimal = pd.read_csv(tmp_path / "twice" / "optimal_k.csv")
     assert (optimal["speedup_low"] < optimal["speedup"]).all() and (optimal["speedup"] < optimal["speedup_high"]).all()
-    page = write_report(study, tmp_path / "report.html").read_text()
+    page = report_text(study)
     assert "Each job ran 2 times" in page and "the differences between 2 runs of each" in page

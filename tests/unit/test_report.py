@@ -22,14 +22,16 @@ from specrig.measurement.records import Rounds, Run
 from specrig.reporting.documents.html import write_report
 from specrig.reporting.documents.samples import sample, sources, spans
 from specrig.reporting.figures import style
+from specrig.reporting.figures.curves import learning
 from specrig.reporting.figures.drawings import file_names, write_figures
+from specrig.reporting.figures.panels import SCREEN
 from specrig.reporting.figures.style import FAMILIES, method_colour, method_family, method_marker
 from specrig.results import labels
 from specrig.results.advice import _megabytes, advice_grid, advised
 from specrig.results.conclusions import conclusion, repetition_warnings
 from specrig.results.grid import unbroken
 from specrig.results.machine import differing, environment_rows, machine, parameters
-from specrig.results.study_data import MeasuredJob, read_study, training_curves
+from specrig.results.study_data import MeasuredJob, learning_curves, read_study, training_curves
 from specrig.results.study_results import StudyResults
 from specrig.results.summary import best_rows, speedup_summary
 
@@ -206,6 +208,27 @@ def test_training_curves_pass_over_a_torn_line(study: Path) -> None:
     assert list(curves["kind"]) == ["training", "code"]
 
 
+def test_learning_curves_have_a_point_an_evaluation(tmp_path: Path) -> None:
+    folder = tmp_path / "pair/medusa"
+    folder.mkdir(parents=True)
+    lines = [
+        {"step": 1, "loss": 2.0},
+        {"step": 1, "texts": 8, "tau_sim": 1.2},
+        {"step": 2, "texts": 16, "tau_sim": 1.3},
+    ]
+    (folder / "training.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 3, "te')
+    curve = learning_curves(tmp_path)
+    assert curve.to_dict("list") == {
+        "pair": ["pair"] * 2,
+        "model": ["medusa"] * 2,
+        "texts": [8, 16],
+        "tau_sim": [1.2, 1.3],
+    }
+    figure = learning(curve, SCREEN)
+    labels = figure.axes[0].get_legend_handles_labels()[1]
+    assert labels[0] == "medusa" and "others" in labels[1]
+
+
 def test_methods_are_told_apart() -> None:
     looks = [(method_colour(method), method_marker(method)) for method in labels.listed()]
     assert len(looks) == len(set(looks))
@@ -242,10 +265,9 @@ def test_characters_spread_over_tokens_go_to_the_token_that_completes_them() -> 
     tokenizer = byte_tokenizer()
     ids = tokenizer.encode("a小b").ids
     assert len(ids) == 5
-    shown = spans(
-        run_of(ids, [1, 2], [2, 2]), "a小b", text_ends(ids, decode)
-    )  # a | 1st byte drafted, 2nd the target's | 3rd byte and b drafted
-    assert [(span.text, span.source, span.round) for span in shown] == [("a", "target", 0), ("小b", "draft", 2)]
+    # A | 1st byte drafted, 2nd the target's | 3rd byte and b drafted.
+    coloured = spans(run_of(ids, [1, 2], [2, 2]), "a小b", text_ends(ids, decode))
+    assert [(span.text, span.source, span.round) for span in coloured] == [("a", "target", 0), ("小b", "draft", 2)]
 
 
 @settings(max_examples=60)
@@ -259,8 +281,8 @@ def test_spans_join_to_the_whole_even_for_broken_bytes(data: bytes, depth: int) 
         accepted.append(min(depth, left - 1))
         left -= accepted[-1] + 1
     text = decode(ids)
-    shown = spans(run_of(ids, accepted, [taken + 1 for taken in accepted]), text, text_ends(ids, decode))
-    assert "".join(span.text for span in shown) == text
+    coloured = spans(run_of(ids, accepted, [taken + 1 for taken in accepted]), text, text_ends(ids, decode))
+    assert "".join(span.text for span in coloured) == text
 
 
 TOKENIZER = byte_tokenizer()
@@ -296,9 +318,9 @@ def test_samples_need_no_tokenizer_where_the_record_says_what_its_tokens_made(st
     record = read_study(study).records[0]
     length = len(record.run.tokens)
     known = record.model_copy(update={"text": "ab" * length, "ends": [2 * (number + 1) for number in range(length)]})
-    shown = sample(known, tmp_path, {}).spans
-    assert shown is not None and "".join(span.text for span in shown) == known.text
-    drafted = sum(len(span.text) for span in shown if span.source == "draft") / 2
+    coloured = sample(known, tmp_path, {}).spans
+    assert coloured is not None and "".join(span.text for span in coloured) == known.text
+    drafted = sum(len(span.text) for span in coloured if span.source == "draft") / 2
     rounds = record.run.rounds
     assert drafted == sum(map(min, rounds.accepted, rounds.emitted)) > 0
     assert sample(record, tmp_path, {}).spans is None, "no tokenizer there, and an old record"

@@ -27,7 +27,7 @@ def texts(seed: int, count: int = 6, length: int = 40) -> list[list[int]]:
     return [[generator.randrange(V) for _ in range(length)] for _ in range(count)]
 
 
-def places(known: list[list[int]], run: list[int]) -> list[tuple[int, int]]:
+def occurrences(known: list[list[int]], run: list[int]) -> list[tuple[int, int]]:
     """(text, end) of every occurrence of a run."""
     return [
         (number, start + len(run))
@@ -52,12 +52,12 @@ def test_every_run_is_found_where_it_occurs_and_never_across_two_texts() -> None
     runs = [text[start : start + size] for text in known for start in (0, 7, 30) for size in (1, 2, 3, 9)]
     for run in [*runs, [0] * 12, [*known[0][-2:], *known[1][:2]]]:
         span = store.find(run)
-        assert span.last - span.first == len(places(known, run)) and span.length == len(run)
+        assert span.last - span.first == len(occurrences(known, run)) and span.length == len(run)
         if span.first == span.last:
             continue
-        after = Counter(known[number][end] for number, end in places(known, run) if end < len(known[number]))
-        told = {token: share for share, _, token, _ in store.followers(span)}
-        assert told == pytest.approx({token: count / len(places(known, run)) for token, count in after.items()})
+        after = Counter(known[number][end] for number, end in occurrences(known, run) if end < len(known[number]))
+        shares = {token: share for share, _, token, _ in store.followers(span)}
+        assert shares == pytest.approx({token: count / len(occurrences(known, run)) for token, count in after.items()})
         for _, _, token, below in store.followers(span):
             assert below == store.find([*run, token])
 
@@ -68,7 +68,7 @@ def test_the_longest_suffix_that_occurs_is_taken() -> None:
     generator = random.Random(3)
     for _ in range(100):
         text = [generator.randrange(V) for _ in range(20)]
-        sizes = [size for size in range(1, 9) if places(known, text[-size:])]
+        sizes = [size for size in range(1, 9) if occurrences(known, text[-size:])]
         span = store.longest_suffix(text, 8, 1)
         assert span is not None and span.length == max(sizes)
         cut = store.longest_suffix(text, 2, 1)
@@ -77,14 +77,14 @@ def test_the_longest_suffix_that_occurs_is_taken() -> None:
     assert datastore([[1, 2]], V).longest_suffix([3, 4], 8, 1) is None
 
 
-def lent(folder: Path, vocabulary: int = V) -> Any:
+def resources_of(folder: Path, vocabulary: int = V) -> Any:
     target = SimpleNamespace(config=SimpleNamespace(vocab_size=vocabulary), vocab_size=vocabulary)
     return SimpleNamespace(target=target, head=lambda name: folder / name)
 
 
 def test_drafts_by_hand(tmp_path: Path) -> None:
     rest.save(tmp_path / "rest", datastore([[1, 2, 3, 1, 2, 4, 1, 2, 4], [0, 1, 2]], V))
-    drafter = Rest(Rest.Options(nodes=4, shortest=2), lent(tmp_path))
+    drafter = Rest(Rest.Options(nodes=4, shortest=2), resources_of(tmp_path))
     context = Context(
         [[4, 1, 2], [0, 3], [1, 2], [3]], [False, False, True, False], Sampler(0.0, range(4)), [3, 3, 0, 3]
     )
@@ -102,23 +102,23 @@ def test_drafts_by_hand(tmp_path: Path) -> None:
 
 def test_what_is_no_datastore_of_the_target_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DecodingError, match="no datastore of REST there"):
-        rest.load(tmp_path, lent(tmp_path).target)
+        rest.load(tmp_path, resources_of(tmp_path).target)
     rest.save(tmp_path / "rest", datastore([[1, 2]], V))
     with pytest.raises(DecodingError, match="of 5 tokens, the target has 7"):
-        rest.load(tmp_path / "rest", lent(tmp_path, 7).target)
+        rest.load(tmp_path / "rest", resources_of(tmp_path, 7).target)
     rest.save(tmp_path / "rest", Datastore(np.zeros(3, np.int32), np.zeros(2, np.int32), V))
     with pytest.raises(DecodingError, match="tokens and order of one length"):
-        rest.load(tmp_path / "rest", lent(tmp_path).target)
+        rest.load(tmp_path / "rest", resources_of(tmp_path).target)
     (tmp_path / "rest" / "model.safetensors").write_bytes(b"cut")
     with pytest.raises(DecodingError, match="no datastore of REST there"):
-        rest.load(tmp_path / "rest", lent(tmp_path).target)
+        rest.load(tmp_path / "rest", resources_of(tmp_path).target)
     with pytest.raises(ValueError, match="shortest 5 is above longest 4"):
         Rest.Options(longest=4, shortest=5)
 
 
 def test_padding_of_the_targets_vocabulary_is_never_drafted(tmp_path: Path) -> None:
     rest.save(tmp_path / "rest", datastore([[1, 4, 1, 3]], V))
-    resources = lent(tmp_path)
+    resources = resources_of(tmp_path)
     resources.target.vocab_size = 4
     drafter = Rest(Rest.Options(shortest=1), resources)
     draft = drafter.propose(Context([[0, 1]], [False], Sampler(0.0, [0]), [3]), 3)

@@ -5,11 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-import torch
 import yaml
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from specrig.cell import Cell
 from specrig.engines.native import Native
@@ -52,33 +48,6 @@ def test_a_prompts_seed_depends_on_the_prompt_not_on_the_method() -> None:
     assert (
         len({seed_of(0, "t", "a", 0), seed_of(0, "t", "b", 0), seed_of(0, "t", "a", 1), seed_of(1, "t", "a", 0)}) == 4
     )
-
-
-@pytest.fixture
-def letters(workplace: Path) -> Path:
-    """A study of three methods on a pair of tiny models that speak letters."""
-    config = LlamaConfig(
-        vocab_size=26, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        max_position_embeddings=128, initializer_range=0.4, bos_token_id=None, eos_token_id=None,
-    )  # fmt: skip
-    tokenizer = Tokenizer(models.WordLevel({chr(ord("a") + index): index for index in range(26)}, unk_token="a"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    for name in ("target", "draft"):
-        torch.manual_seed(len(name))
-        LlamaForCausalLM(config).save_pretrained(name)
-        PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="a").save_pretrained(name)
-    prompts = ["thequickbrownfox", "jumpsoverthelazydog", "andrunsandruns"]
-    Path("prompts.jsonl").write_text(
-        "".join(json.dumps({"id": str(i), "prompt": text}) + "\n" for i, text in enumerate(prompts))
-    )
-    Path("configs/pairs.tsv").write_text("pair\ttarget\tdraft\ntiny\ttarget\tdraft\n")
-    Path("configs/tasks.tsv").write_text("task\tsource\nown\tprompts.jsonl\n")
-    study = {
-        "study": "letters", "pairs": ["tiny"], "tasks": ["own"], "prompts": 3, "max_new_tokens": 16, "threads": 1, "device": "cpu",
-        "replicates": 1, "methods": [{"method": "draft_model", "k": [2, 3]}, {"method": "ngram", "k": 3}, {"method": "suffix", "k": 3}],
-    }  # fmt: skip
-    Path("configs/own.yaml").write_text(yaml.safe_dump(study))
-    return Path("configs/own.yaml")
 
 
 def records_of(study: Study, method: str) -> list[Record]:

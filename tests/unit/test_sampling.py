@@ -131,9 +131,8 @@ def test_rows_that_are_not_active_draw_nothing() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_the_first_of_the_highest_is_chosen(dtype: torch.dtype) -> None:
-    logits = torch.randint(-9, 3, (3, 4, 500), generator=torch.Generator().manual_seed(0)).to(
-        dtype
-    )  # each maximum many times
+    # Each maximum many times.
+    logits = torch.randint(-9, 3, (3, 4, 500), generator=torch.Generator().manual_seed(0)).to(dtype)
     expected = [[row.tolist().index(max(row.tolist())) for row in rows] for rows in logits]
     assert argmax(logits).tolist() == expected and argmax(logits).dtype == torch.int64
     assert argmax(logits[0, 0]).item() == expected[0][0]

@@ -189,15 +189,15 @@ def test_samples_follow_temperature_and_nucleus() -> None:
         probs = torch.softmax(logits[0].double() / temperature, 0)
         order = probs.argsort(descending=True)
         inside = order[: int((probs[order].cumsum(0) < top_p).sum()) + 1]
-        wanted = torch.zeros(700, dtype=torch.double)
-        wanted[inside] = probs[inside] / probs[inside].sum()
+        expected = torch.zeros(700, dtype=torch.double)
+        expected[inside] = probs[inside] / probs[inside].sum()
         piece, n = Piece([0], 9, bool, temperature, top_p), 4000
         stream = np.random.Generator(np.random.Philox(5))
         drawn = Counter(token for _ in range(10) for token in sample(logits.expand(n, -1), [piece] * n, [stream] * n))
         assert set(drawn) <= set(inside.tolist())
         counts = torch.tensor([drawn[token] for token in range(700)], dtype=torch.double)
-        often = wanted * 10 * n > 5
-        squares = ((counts - wanted * 10 * n) ** 2 / (wanted * 10 * n))[often].sum()
+        often = expected * 10 * n > 5
+        squares = ((counts - expected * 10 * n) ** 2 / (expected * 10 * n))[often].sum()
         assert squares < often.sum() + 4 * (2 * often.sum()) ** 0.5
     assert sample(logits, [Piece([0], 9, bool, 0.0)], [stream]) == [int(logits.argmax())]
 
@@ -255,8 +255,8 @@ def test_what_a_target_writes_by_itself(written: Path, target: Path) -> None:
             assert text.tokens[start - 2 : start] == [1, 4] and 2 not in text.tokens[start : end - 1]
         # First words that are given are no words of this vocabulary.
         turns = [turn for turn in text.requests if set(turn.split()) <= set(cut.tokenizer.get_vocab())]
-        said = cut.text(text.tokens)
-        assert all(normalized(turn) in normalized(said) and is_request(turn, cut.special) for turn in turns)
+        whole_text = cut.text(text.tokens)
+        assert all(normalized(turn) in normalized(whole_text) and is_request(turn, cut.special) for turn in turns)
     long = [text for text in texts if text.kind == "self_long"]
     assert long and all(len(text.requests[0].split()) >= 40 for text in long)
     found = read_text(written)

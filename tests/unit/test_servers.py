@@ -146,7 +146,7 @@ def test_seeds_and_temperature_reach_the_server(speculating: InferenceServer) ->
 
 
 @pytest.mark.parametrize(
-    ("kind", "fields", "said"),
+    ("kind", "fields", "message"),
     [
         (Server, {"die_after": 3}, "broke off in the middle of an answer, after 3 events"),
         (Sglang, {"die_after": 3}, "broke off in the middle of an answer, after 3 events"),
@@ -158,9 +158,9 @@ def test_seeds_and_temperature_reach_the_server(speculating: InferenceServer) ->
         (Server, {"others": 5}, "others use it too"),
     ],
 )
-def test_faults_are_named(speculating: InferenceServer, kind: type, fields: dict[str, Any], said: str) -> None:
+def test_faults_are_named(speculating: InferenceServer, kind: type, fields: dict[str, Any], message: str) -> None:
     server = endpoint(speculating, kind.name, fields=fields)
-    with kind(PairFiles("p", str(STORIES), servers=(server,))) as engine, pytest.raises(EngineError, match=said):
+    with kind(PairFiles("p", str(STORIES), servers=(server,))) as engine, pytest.raises(EngineError, match=message):
         engine.generate(cell(kind.name, "ngram", K), [engine.encode(PROMPT)], max_new_tokens=40, seeds=[0])
 
 
@@ -315,12 +315,15 @@ def test_a_launch_that_hangs_is_ended(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="prctl is Linux's")
 def test_a_server_does_not_outlive_a_killed_parent() -> None:
-    child = "import http.server; http.server.HTTPServer(('127.0.0.1', {port}), http.server.SimpleHTTPRequestHandler).serve_forever()"
+    child = (
+        "import http.server; http.server.HTTPServer(('127.0.0.1', {port}), "
+        "http.server.SimpleHTTPRequestHandler).serve_forever()"
+    )
     port = free_port()
     code = (
-        "import sys, time; from specrig.engines.http.launch import ServerProcess\n"
-        f"server = ServerProcess([sys.executable, '-c', {child.format(port=port)!r}], 'http://127.0.0.1:{port}', health='/')\n"
-        "print(server.process.pid, server.log, flush=True); time.sleep(600)"
+        "import sys, time; from specrig.engines.http.launch import ServerProcess\nserver = "
+        f"ServerProcess([sys.executable, '-c', {child.format(port=port)!r}], 'http://127.0.0.1:{port}', "
+        "health='/')\nprint(server.process.pid, server.log, flush=True); time.sleep(600)"
     )
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
@@ -409,21 +412,23 @@ def test_a_server_that_is_down_fails_its_cells_and_a_rerun_measures_them(
 
 
 @pytest.mark.parametrize(
-    ("servers", "said"),
+    ("servers", "message"),
     [
         ([{"pair": "q", "method": "ngram", "k": 4, "url": "http://a"}], "unknown pair 'q'"),
         ([{"pair": "p", "method": "ngrm", "k": 4, "url": "http://a"}], "did you mean 'ngram'?"),
         ([{"pair": "p", "method": "ngram", "k": 4, "url": "a:80"}], "servers[0].url"),
         ([{"pair": "p", "method": "ngram", "k": 4, "ulr": "http://a", "url": "http://a"}], "did you mean 'url'?"),
-        ([{"pair": "p", "method": "ngram", "k": 4, "url": "http://a"}], "no server of pair 'p' runs without speculation"),
+        ([{"pair": "p", "method": "ngram", "k": 4, "url": "http://a"}], "no server of pair 'p' runs without "
+        "speculation"),
         ([{"pair": "p", "method": name, "k": k, "url": "http://a/"} for name, k in (("autoregressive", 0), ("ngram", 4))], "both would measure one thing"),
-        ([{"pair": "p", "method": "ngram", "k": 4, "url": url} for url in ("http://a", "http://b")], "servers[0] runs the same cells"),
+        ([{"pair": "p", "method": "ngram", "k": 4, "url": url} for url in ("http://a", "http://b")], "servers[0] runs "
+        "the same cells"),
     ],
 )  # fmt: skip
-def test_servers_that_cannot_be_meant(study: Any, servers: list[dict[str, Any]], said: str) -> None:
+def test_servers_that_cannot_be_meant(study: Any, servers: list[dict[str, Any]], message: str) -> None:
     with pytest.raises(StudyError) as caught:
         load_study(study(servers=servers))
-    assert said in str(caught.value) and "configs/by_url.yaml" in str(caught.value)
+    assert message in str(caught.value) and "configs/by_url.yaml" in str(caught.value)
 
 
 def test_cells_without_a_server_are_refused_and_the_others_planned(study: Any) -> None:
@@ -465,13 +470,17 @@ def test_sglangs_flags(tmp_path: Path) -> None:
         == f"--model-path {STORIES} --dtype bfloat16 --stream-interval 1 --disable-radix-cache"
     )
     assert flags("draft_model", 4).endswith(
-        f"--speculative-algorithm STANDALONE --speculative-draft-model-path {STORIES} --speculative-draft-model-revision r "
-        "--speculative-num-steps 4 --speculative-eagle-topk 1 --speculative-num-draft-tokens 5"
+        f"--speculative-algorithm STANDALONE --speculative-draft-model-path {STORIES} "
+        "--speculative-draft-model-revision r --speculative-num-steps 4 --speculative-eagle-topk 1 "
+        "--speculative-num-draft-tokens 5"
     )
     assert f"EAGLE --speculative-draft-model-path {tmp_path}" in flags("eagle", 3)
     assert flags("eagle2", 5, top_k=10, nodes=59).endswith(
         "steps 5 --speculative-eagle-topk 10 --speculative-num-draft-tokens 60"
     )
+    chain = Sglang(replace(pair, heads={"eagle3": tmp_path}))
+    words = chain.arguments(cell("sglang", "eagle3", 4).model_copy(update={"options": {"nodes": 0, "top_k": 10}}))
+    assert " ".join(words).endswith("steps 4 --speculative-eagle-topk 1 --speculative-num-draft-tokens 5"), "a chain"
     assert flags("ngram", 4).endswith("NGRAM --speculative-num-draft-tokens 5 --speculative-ngram-max-bfs-breadth 1")
     with pytest.raises(EngineError, match="eagle3 needs a eagle3"):
         flags("eagle3", 4)

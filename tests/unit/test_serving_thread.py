@@ -23,13 +23,13 @@ def test_the_thread_that_loads_a_model_runs_it(tmp_path: Path, monkeypatch: pyte
     seen: list[str] = []
 
     class Watched(TargetWorker):
-        def __init__(self, *given: Any) -> None:
+        def __init__(self, *arguments: Any) -> None:
             seen.append(threading.current_thread().name)
-            super().__init__(*given)
+            super().__init__(*arguments)
 
-        def step(self, *given: Any) -> Any:
+        def step(self, *arguments: Any) -> Any:
             seen.append(threading.current_thread().name)
-            return super().step(*given)
+            return super().step(*arguments)
 
     apps: list[FastAPI] = []
     monkeypatch.setitem(service.WORKERS, "target", Watched)

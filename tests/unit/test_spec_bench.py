@@ -79,9 +79,9 @@ def config(workplace: Path) -> Path:
 
 def test_planned_and_measured(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["plan", str(config)]) == 0
-    shown = capsys.readouterr().out
-    assert "4 cells in 1 job" in shown
-    assert "260K" in shown, "the checkpoint's size is read from its config"
+    output = capsys.readouterr().out
+    assert "4 cells in 1 job" in output
+    assert "260K" in output, "the checkpoint's size is read from its config"
     study = load_study(config)
     measure(study, "native", "stories", ["draft_model"])
     folder = study.root / "records/native/stories/draft_model"
@@ -89,16 +89,16 @@ def test_planned_and_measured(config: Path, capsys: pytest.CaptureFixture[str]) 
     assert index["failed"] == {}
     questions = [json.loads(line) for line in QUESTIONS.read_text().splitlines()]
     tokenizer = Tokenizer.from_file(str(STORIES / "tokenizer.json"))
-    for task, wanted in (
+    for task, expected in (
         ("translation", "translation"),
         ("mt_bench_coding", "coding"),
         ("mt_bench_writing", "writing"),
     ):
         records = list(read_records(folder / f"{task}-k3-t0-b1.jsonl"))
-        asked = [question for question in questions if question["category"] == wanted][:2]
-        assert [record.prompt_id for record in records] == [str(question["question_id"]) for question in asked]
+        requested = [question for question in questions if question["category"] == expected][:2]
+        assert [record.prompt_id for record in records] == [str(question["question_id"]) for question in requested]
         assert [record.prompt_tokens for record in records] == [
-            len(tokenizer.encode(each["turns"][0]).ids) for each in asked
+            len(tokenizer.encode(each["turns"][0]).ids) for each in requested
         ]
         # Target and draft are one model: everything is accepted, and the text is the target's own.
         assert all(record.run.tokens == record.baseline.tokens for record in records)
@@ -132,11 +132,10 @@ def test_prompts_are_checked_again_before_the_models_load(config: Path) -> None:
     study = load_study(config)
     longer = study.model_copy(update={"max_new_tokens": 480})
     code = (
-        "import sys; from pathlib import Path; from specrig.study.load import load_study; from specrig.measurement import runner\n"
-        "from specrig.engines.native import Native\n"
-        "study = load_study(Path(sys.argv[1]))\n"
-        "Native.__init__ = lambda *_, **__: sys.exit('a model is being loaded')\n"
-        "runner.measure(study, 'native', 'stories', ['draft_model'])\n"
+        "import sys; from pathlib import Path; from specrig.study.load import load_study; from specrig.measurement "
+        "import runner\nfrom specrig.engines.native import Native\nstudy = "
+        "load_study(Path(sys.argv[1]))\nNative.__init__ = lambda *_, **__: sys.exit('a model is being "
+        "loaded')\nrunner.measure(study, 'native', 'stories', ['draft_model'])\n"
     )
     Path("study.json").write_text(longer.model_dump_json())
     result = subprocess.run([sys.executable, "-c", code, "study.json"], capture_output=True, text=True, check=False)
@@ -155,7 +154,10 @@ def test_chat_templates_come_from_the_tokenizer(config: Path, tmp_path: Path) ->
     shutil.copytree(STORIES, folder)
     for path in (folder, *folder.iterdir()):
         os.chmod(path, 0o755)  # noqa: PTH101
-    template = "{{ bos_token }}{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+    template = (
+        "{{ bos_token }}{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}{% if add_generation_prompt "
+        "%}[assistant]{% endif %}"
+    )
     settings = json.loads((folder / "tokenizer_config.json").read_text()) | {"chat_template": template}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     chatty = pair.__class__("chatty", str(folder))

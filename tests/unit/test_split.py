@@ -18,6 +18,7 @@ from transformers import AutoConfig
 from specrig.audit.toy_pair import build
 from specrig.engines import registry
 from specrig.engines.vllm import Vllm
+from specrig.engines.vllm.arguments import arguments
 from specrig.measurement.plan import gpus_used
 from specrig.models import split
 from specrig.models.pair import ModelError, PairFiles
@@ -29,9 +30,9 @@ SPLIT = PairFiles("large", "some/target", tensor_parallel=2)
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Scene -> what differs (`split_scenes`). Its devices are PyTorch's for a whole process, so it is another one."""
-    places = [str(HERE), str(HERE.parent / "contract"), *filter(None, sys.path)]
+    paths = [str(HERE), str(HERE.parent / "contract"), *filter(None, sys.path)]
     command = [sys.executable, str(HERE / "split_scenes.py"), str(tmp_path_factory.mktemp("toy_pair"))]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(places), "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
@@ -70,14 +71,16 @@ def test_what_a_split_target_needs_is_asked_for_first(monkeypatch: pytest.Monkey
 
 def test_engines_that_split_take_as_many_gpus() -> None:
     assert {name: gpus_used(engine, 4) for name, engine in registry().items()} == {
-        "llamacpp": 1, "native": 4, "server": 1, "sglang": 4, "transformers": 4, "vllm": 4,
+        "llamacpp": 1, "native": 4, "server": 1, "sglang": 4, "transformers": 4, "vllm": 4, "vllm_server": 4,
     }  # fmt: skip
 
 
 @pytest.mark.parametrize(("device", "parts"), [("cuda", 2), ("cpu", 1)])
 def test_vllm_splits_a_pair_over_gpus_alone(tmp_path: Path, device: str, parts: int) -> None:
     pair = replace(build(tmp_path), tensor_parallel=2)
-    assert Vllm(pair, device=device).arguments()["tensor_parallel_size"] == parts
+    assert (
+        arguments((engine := Vllm(pair, device=device)).pair, engine.options, device)["tensor_parallel_size"] == parts
+    )
 
 
 @pytest.mark.parametrize(

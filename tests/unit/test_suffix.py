@@ -43,11 +43,8 @@ def test_counts_are_those_of_every_substring(vocabulary: int, depth: int) -> Non
 
 def test_drafts_by_hand() -> None:
     tree = grown([1, 2, 3, 1, 2, 4, 1, 2])
-    assert tree.best(1.0, 8, 0.1, branch=False) == (
-        1.0,
-        [4, 1],
-        [-1, 0],
-    )  # 3 and 4 are as frequent: the later one, two tokens
+    # 3 and 4 are as frequent: the later one, two tokens
+    assert tree.best(1.0, 8, 0.1, branch=False) == ([0.5, 0.5], [4, 1], [-1, 0])
     assert tree.best(2.0, 8, 0.1, branch=False)[1:] == ([4, 1, 2], [-1, 0, 1])  # the text ends there
     assert tree.best(2.0, 2, 0.1, branch=False)[1:] == ([4, 1], [-1, 0])
     assert tree.best(0.5, 8, 0.1, branch=False)[1:] == ([4], [-1])

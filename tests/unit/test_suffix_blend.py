@@ -83,18 +83,18 @@ def test_what_is_too_unlikely_is_left_out_of_the_search_alone() -> None:
     """The tree is that of a search through every token that ever followed."""
     numbers = random.Random(0)
     texts = [[numbers.choice([A, B, X, Y, *range(30, 60)]) for _ in range(60)] for _ in range(20)]
-    asked = {True: 0, False: 0}
+    calls = {True: 0, False: 0}
     for _ in range(50):
         tree = grown([numbers.choice([A, B, X, Y, *range(30, 60)]) for _ in range(40)])
         store, least = datastore(texts, 100), numbers.choice([0.05, 0.1, 0.3])
         found = []
-        for cut in asked:
+        for cut in calls:
 
             def children(place: TreePosition, bound: float = least * cut) -> list[Any]:
                 known = list(followers(place, tree, store, bound))  # noqa: B023
-                asked[cut] += len(known)  # noqa: B023
+                calls[cut] += len(known)  # noqa: B023
                 return known
 
             found.append(likeliest(Blend(store).start(tree), children, 8, 8, least))
         assert found[0] == found[1]
-    assert asked[True] < 0.6 * asked[False]
+    assert calls[True] < 0.6 * calls[False]

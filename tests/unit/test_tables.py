@@ -116,10 +116,10 @@ def test_a_batch_without_drafts_is_never_bold(tmp_path: Path) -> None:
     for cell in cells:
         write_job(study, [cell])
     results = StudyResults(read_study(study))
-    for shown in (results.speedup.shown, results.headline, results.by_task["code"]):
-        bold = {row[0].text: any(entry.bold for entry in row) for row in shown.rows}
+    for formatted in (results.speedup.formatted, results.headline, results.by_task["code"]):
+        bold = {row[0].text: any(entry.bold for entry in row) for row in formatted.rows}
         assert bold == {"naive_batching": False, "draft_model": True}
-        assert any("one after another" in note for note in shown.notes)
+        assert any("one after another" in note for note in formatted.notes)
 
 
 def test_audit_strikes_through(study: Path, tmp_path: Path) -> None:
@@ -166,13 +166,13 @@ def test_settings_become_levels_when_they_vary(tmp_path: Path) -> None:
 
 
 def test_latex_is_balanced_and_escaped() -> None:
-    shown = Grid(
+    formatted = Grid(
         ["a_b", "50 %"],
         [[GridEntry("x & y_1", bold=True), GridEntry("1.0", "[0.9, 1.1]")]],
         caption="100 % of #1",
         label="tab:a_b",
     )
-    text = latex(shown)
+    text = latex(formatted)
     body = [line for line in text.splitlines() if not line.startswith("%")]
     assert r"\textbf{x \& y\_1}" in text and r"50\,\%" in text and r"100\,\% of \#1" in text
     assert not [line for line in body if re.search(r"(?<!\\)[%#]", line.removesuffix("%"))]
@@ -229,10 +229,10 @@ def test_markdown_survives_pipes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "shown"), [(float("nan"), "–"), (None, "–"), (float("inf"), "–"), (1234.567, "1,234.57")]
+    ("value", "formatted"), [(float("nan"), "–"), (None, "–"), (float("inf"), "–"), (1234.567, "1,234.57")]
 )
-def test_numbers_for_people(value: float | None, shown: str) -> None:
-    assert grid.number(value) == shown
+def test_numbers_for_people(value: float | None, formatted: str) -> None:
+    assert grid.number(value) == formatted
 
 
 def test_a_study_without_records_still_has_tables(tmp_path: Path) -> None:
@@ -277,7 +277,7 @@ def test_summary_uses_prompts_not_cells(study: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "variant", "shown"),
+    ("method", "variant", "formatted"),
     [
         ("eagle2", "nodes12-top_k4", "eagle2 (nodes=12, top_k=4)"),
         ("tree", "branching2_2_1_1", "tree (branching=2-2-1-1)"),
@@ -285,8 +285,8 @@ def test_summary_uses_prompts_not_cells(study: Path) -> None:
         ("of_another_version", "width3", "of_another_version (width3)"),
     ],
 )
-def test_variants_are_named_for_people(method: str, variant: str, shown: str) -> None:
-    assert method_name(method, variant=variant) == shown
+def test_variants_are_named_for_people(method: str, variant: str, formatted: str) -> None:
+    assert method_name(method, variant=variant) == formatted
 
 
 def test_a_default_that_loses_nothing_is_not_said_to_lose() -> None:
@@ -296,8 +296,8 @@ def test_a_default_that_loses_nothing_is_not_said_to_lose() -> None:
         "the default k = 4 gains 0.5 % on average. It certainly loses in 0 of 2 settings."
     )
     worse = pd.DataFrame([["eagle", "code", 8, 4, 0.2, 0.1], ["eagle", "story", 6, 6, 0.1, 0.05]], columns=columns)
-    said = optimal_k_sentence(worse)
+    sentence = optimal_k_sentence(worse)
     assert (
-        "loses 15.0 % on average. It certainly loses in 2 of 2 settings, most on code with eagle (20.0 %; k = 8 is best)."
-        in said
+        "loses 15.0 % on average. It certainly loses in 2 of 2 settings, most on code with eagle (20.0 %; k = 8 is "
+        "best)." in sentence
     )

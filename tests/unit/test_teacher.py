@@ -115,12 +115,14 @@ def test_a_teacher_says_what_the_model_says(trained: tuple[Path, Path]) -> None:
     tokens = torch.randint(0, V, (2, 40), generator=torch.Generator().manual_seed(1))
     found = teacher.states(tokens, (1, 2))
     with torch.no_grad(), autocast(torch.device("cpu")):
-        said = teacher.model(input_ids=tokens, output_hidden_states=True)
+        generated = teacher.model(input_ids=tokens, output_hidden_states=True)
         logits = teacher.logits(found[..., -D:])
     assert found.shape == (2, 40, 3 * D) and teacher.eos == (0,)
-    for part, expected in zip(found.split(D, -1), (*said.hidden_states[1:3], said.hidden_states[-1]), strict=True):
+    for part, expected in zip(
+        found.split(D, -1), (*generated.hidden_states[1:3], generated.hidden_states[-1]), strict=True
+    ):
         assert torch.equal(part, expected.to(part.dtype))
-    torch.testing.assert_close(logits.float(), said.logits.float())
+    torch.testing.assert_close(logits.float(), generated.logits.float())
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -133,9 +135,9 @@ def test_what_was_trained_decodes_losslessly(trained: tuple[Path, Path], tiny_pa
     def outputs(method: str, k: int) -> list[list[int]]:
         kind = registry()[method]
         drafter = kind(kind.Options(), engine)
-        said = generate(engine.target, drafter, prompts, k=k, max_new_tokens=24, temperature=temperature)
-        assert all(len(generation.tokens) == 24 for generation in said)
-        return [generation.tokens for generation in said]
+        generated = generate(engine.target, drafter, prompts, k=k, max_new_tokens=24, temperature=temperature)
+        assert all(len(generation.tokens) == 24 for generation in generated)
+        return [generation.tokens for generation in generated]
 
     plain = outputs("autoregressive", 0)
     for method in ("draft_model", "tree", "medusa", "medusa_draft", "eagle", "eagle2", "eagle3", "p_eagle", "dflash"):
@@ -184,9 +186,9 @@ def test_expected_acceptance_is_that_of_rounds() -> None:
     right = torch.tensor([[[1, 1, 1, 0]], [[1, 1, 0, 1]], [[1, 0, 1, 1]]], dtype=torch.bool)
     found = acceptance.accuracies(right, torch.ones_like(right))
     assert found == pytest.approx([3 / 4, 2 / 3, 1 / 2]) and acceptance.expected(found) == pytest.approx(2.5)
-    asked = torch.ones_like(right)
-    asked[2] = False
-    assert acceptance.accuracies(right, asked)[2] == 0.0
+    evaluated = torch.ones_like(right)
+    evaluated[2] = False
+    assert acceptance.accuracies(right, evaluated)[2] == 0.0
 
 
 def test_an_end_token_inside_a_prompt_ends_no_text() -> None:
@@ -194,24 +196,27 @@ def test_an_end_token_inside_a_prompt_ends_no_text() -> None:
     tokens = torch.tensor([[5, 0, 7, 8, 9, 0, 0]])
     written = torch.tensor([[0, 0, 0, 1, 1, 1, 0]], dtype=torch.bool)
     model = Llama(Shape(layers=1, hidden=16, heads=1, intermediate=24), 12).initialise(0)
-    _, asked = measured(model, None, Texts(tokens, written))
-    assert asked[:3].sum((1, 2)).tolist() == [2, 1, 0]  # token 4 after 3, token 5 after 4; both after 3
+    _, evaluated = measured(model, None, Texts(tokens, written))
+    assert evaluated[:3].sum((1, 2)).tolist() == [2, 1, 0]  # token 4 after 3, token 5 after 4; both after 3
 
 
 def test_states_on_disk_are_those_in_memory_and_are_not_made_twice(
     trained: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    teacher, texts = load_teacher(trained[0], torch.device("cpu")), read_text(trained[1]).train.tokens
-    monkeypatch.setattr("specrig.training.states.SHARD", 3 * 2 * texts.shape[1] * D)  # three texts a shard
+    teacher, texts = load_teacher(trained[0], torch.device("cpu")), read_text(trained[1]).train
+    N, T = texts.tokens.shape
+    monkeypatch.setattr("specrig.training.states.SHARD", 3 * 2 * T * D)  # three texts a shard
     run, model = tmp_path / "run", tmp_path / "model"
     run.mkdir()
     shutil.copytree(trained[0], model)
     stored = StoredStates(run, model, teacher, texts, (1,))
-    rows = torch.tensor([len(texts) - 1, 0, 2])
-    expected = teacher.states(texts[rows], (1,)).bfloat16().to(teacher.products)
-    torch.testing.assert_close(stored[rows], expected, atol=0.1, rtol=0.05)
+    rows = torch.tensor([N - 1, 0, 2])
+    expected = teacher.states(texts.tokens[rows], (1,)).bfloat16().to(teacher.products)
+    behind = torch.arange(T) >= texts.lengths()[rows].unsqueeze(1)
+    torch.testing.assert_close(stored[rows][~behind], expected[~behind], atol=0.1, rtol=0.05)
+    assert not stored[rows][behind].any(), "nothing is computed behind the end of a text"
     files = sorted((tmp_path / ".states").glob("*.safetensors"))
-    assert len(files) == 2 * -(-len(texts) // 3), "a file for each stream"
+    assert len(files) == 2 * -(-N // 3), "a file for each stream"
     before = [file.stat().st_mtime_ns for file in files]
     StoredStates(run, model, teacher, texts, (1,))
     assert [file.stat().st_mtime_ns for file in files] == before

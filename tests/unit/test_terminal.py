@@ -104,7 +104,7 @@ COMMANDS = {
     "compare": ["compare", *(str(PUBLISHED / name) for name in ("amd-epyc-smollm2", "amd-epyc-zen5-smollm2"))],
     "methods": ["methods"],
     "advise": ["advise", "llama31_8b"],
-    "plan": ["plan", "configs/quick.yaml"],
+    "plan": ["plan", "configs/embedded.yaml"],
 }
 
 
@@ -125,8 +125,8 @@ def test_methods_are_a_line_each_and_one_has_its_options(capsys: pytest.CaptureF
     lines = printed(["methods"], 80).splitlines()
     assert [line.split()[0] for line in lines[1 : 1 + len(registry())]] == list(registry())
     assert cli.main(["methods", "eagle2"]) == 0
-    shown = capsys.readouterr().out
-    assert "EAGLE-2" in shown and re.search(r"^nodes +60$", shown, re.MULTILINE) and "tree size" in shown
+    output = capsys.readouterr().out
+    assert "EAGLE-2" in output and re.search(r"^nodes +60$", output, re.MULTILINE) and "tree size" in output
     assert cli.main(["methods", "eagel2"]) == 2
     assert "did you mean 'eagle2'?" in capsys.readouterr().err
     assert cli.main(["methods", "eagle2", "--json"]) == 0
@@ -144,11 +144,13 @@ def test_plan_names_tasks_once_and_counts_the_prompts_that_there_are(
     config["training"]["draft"] = config["training"]["target"] | {"hidden": 192}
     Path("configs/own.yaml").write_text(yaml.safe_dump(config))
     assert cli.main(["plan", "configs/own.yaml"]) == 0
-    shown = capsys.readouterr().out
+    output = capsys.readouterr().out
     assert (
-        shown.count("mine") == 2 and "tasks: code, mine\n" in shown and "prompts: 8 a task, fewer of mine 2\n" in shown
+        output.count("mine") == 2
+        and "tasks: code, mine\n" in output
+        and "prompts: 8 a task, fewer of mine 2\n" in output
     )
-    assert re.search(r"Draft not smaller embedded: the draft has [\d.]+[MK] parameters, its target [\d.]+[MK]", shown)
+    assert re.search(r"Draft not smaller embedded: the draft has [\d.]+[MK] parameters, its target [\d.]+[MK]", output)
     assert cli.main(["plan", "configs/own.yaml", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["prompts_of"] == {"code": 8, "mine": 2} and "embedded" in found["large_drafts"]
@@ -167,15 +169,15 @@ def test_advice_from_a_study_that_was_disturbed_throughout(workplace: Path, caps
     ]
     table.write_text("\n".join([f"{header},acceptance_length", *lines, ""]))
     assert cli.main(["advise", "embedded", "--study", "results/test"]) == 0
-    shown = capsys.readouterr().out
-    assert re.search(r"draft_model +4 +1\.50 ‡ ", shown) and "‡ disturbed: " in shown
-    assert "ot measured" not in shown and "predicted" not in shown
+    output = capsys.readouterr().out
+    assert re.search(r"draft_model +4 +1\.50 ‡ ", output) and "‡ disturbed: " in output
+    assert "ot measured" not in output and "predicted" not in output
     table.write_text(
         table.read_text() + lines[1].replace("replicate 0: other processes", "").replace("ngram", "suffix") + "\n"
     )
     assert cli.main(["advise", "embedded", "--study", "results/test"]) == 0
-    shown = capsys.readouterr().out
-    assert re.search(r"suffix +3 +1\.20 +\[", shown) and "‡" not in shown, "an undisturbed cell goes first"
+    output = capsys.readouterr().out
+    assert re.search(r"suffix +3 +1\.20 +\[", output) and "‡" not in output, "an undisturbed cell goes first"
 
 
 def test_the_version_and_what_to_do_next(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ import torch
 
 from specrig.decoding.drafters.token_recycling import TokenRecycling, levels
 from specrig.decoding.sampling import Sampler
+from specrig.decoding.static_tree import Ranks, assumed_accuracy, sparse_tree
 from specrig.decoding.types import Context, Verdict
 
 V = 10
@@ -30,14 +31,18 @@ def logits_of(*favourites: list[int]) -> torch.Tensor:
     return logits
 
 
+def tree_of(top_k: int, nodes: int, depth: int) -> list[Ranks]:
+    return sparse_tree(assumed_accuracy(top_k, depth), nodes, depth)
+
+
 def test_the_tree_is_wide_at_first_choices() -> None:
-    assert levels(2, 3, 4) == [([0, 0], [0, 1]), ([0], [0])]
+    assert levels(tree_of(2, 3, 4)) == [([0, 0], [0, 1]), ([0], [0])]
     for nodes in (1, 16, 80):
-        tree = levels(8, nodes, 6)
+        tree = levels(tree_of(8, nodes, 6))
         assert sum(len(ranks) for _, ranks in tree) == nodes and len(tree) <= 6
         for (above, ranks), (before, _) in zip(tree[1:], tree, strict=False):
             assert len(above) == len(ranks) and all(0 <= place < len(before) for place in above)
-    assert all(ranks == [0] for _, ranks in levels(1, 5, 3))
+    assert all(ranks == [0] for _, ranks in levels(tree_of(1, 5, 3)))
 
 
 def test_the_prompts_successions_come_first() -> None:

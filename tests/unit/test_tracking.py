@@ -132,10 +132,10 @@ def test_the_saved_views_list_runs_with_what_their_columns_show(study: Path) -> 
             [experiment.experiment_id], state["searchFilter"], order_by=[f"{state['orderByKey']} DESC"]
         )
         for run in found[key]:
-            shown = {f"metrics.`{name}`" for name in run.data.metrics} | {
+            columns = {f"metrics.`{name}`" for name in run.data.metrics} | {
                 f"params.`{name}`" for name in run.data.params
             }
-            assert set(state["selectedColumns"]) - {"attributes.`Dataset`"} <= shown
+            assert set(state["selectedColumns"]) - {"attributes.`Dataset`"} <= columns
     assert {key: [run.data.tags["cell"] for run in listed] for key, listed in found.items()} == {
         "methods": [METHOD],
         "cells": sorted(CELLS, key=lambda cell: -runs(study)[cell][0].data.metrics["speedup"]),
@@ -170,9 +170,9 @@ def test_runs_name_the_prompts_and_have_the_times_of_measuring(study: Path) -> N
 
     first = {}
     for key in (METHOD, *CELLS):
-        [given] = runs(study)[key][0].inputs.dataset_inputs
-        assert (given.dataset.name, given.dataset.profile) == ("code", '{"num_rows": 3}')
-        first[key] = given.dataset.digest
+        [options] = runs(study)[key][0].inputs.dataset_inputs
+        assert (options.dataset.name, options.dataset.profile) == ("code", '{"num_rows": 3}')
+        first[key] = options.dataset.digest
     assert len(set(first.values())) == 1, "cells on the same prompts have the same dataset"
     (study / "prompts").mkdir()
     (study / "prompts" / "code.jsonl").write_text('{"id": "code-0", "prompt": "another text"}')

@@ -84,8 +84,8 @@ def test_pairs_of_one_target_share_what_is_trained(workplace: Path) -> None:
 def test_a_draft_is_trained_for_the_head_that_is_made_from_it(workplace: Path) -> None:
     study = study_of("own\towner/model\ttrained\t\ttrained\n", [{"method": "pard"}])
     assert study.grid.trained == [("own", "draft"), ("own", "pard")]
-    given = study_of("own\towner/model\towner/draft\t\ttrained\n", [{"method": "pard"}])
-    assert given.grid.trained == [("own", "pard")]
+    with_draft = study_of("own\towner/model\towner/draft\t\ttrained\n", [{"method": "pard"}])
+    assert with_draft.grid.trained == [("own", "pard")]
     published = study_of("own\towner/model\t\t\tpard=owner/pard\n", [{"method": "pard"}])
     assert published.grid.trained == [] and published.grid.parts("own") == ["pard"]
     with pytest.raises(StudyError, match="pard needs a draft and pair 'own' has none"):
@@ -101,11 +101,14 @@ def test_medusa_2_of_a_foreign_target(workplace: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "expected"),
     [
-        ("own\towner/model\t\t\tmedusa=trained eagel=trained\n", ["own', heads: there is no training for a head 'eagel'", "did you mean 'eagle'?"]),
+        ("own\towner/model\t\t\tmedusa=trained eagel=trained\n", ["own', heads: there is no training for a head "
+        "'eagel'", "did you mean 'eagle'?"]),
         ("own\towner/model\t\t\teagle=trained\n", ["medusa needs a medusa and pair 'own' has none"]),
         ("own\towner/model\ttrained:gone\t\ttrained\n", ["own', draft: 'gone' is not a row whose draft is trained"]),
-        ("own\towner/model\ttrained\t\ttrained\nb\towner/other\ttrained:own\t\ttrained\n", ["b', draft: 'own' has another target (owner/model)"]),
-        ("own\towner/model\t\t\t\ntwo\tmedusa2:own\ttrained\t\t\n", ["two', target: 'own' is not a row whose Medusa heads are trained"]),
+        ("own\towner/model\ttrained\t\ttrained\nb\towner/other\ttrained:own\t\ttrained\n", ["b', draft: 'own' has "
+        "another target (owner/model)"]),
+        ("own\towner/model\t\t\t\ntwo\tmedusa2:own\ttrained\t\t\n", ["two', target: 'own' is not a row whose Medusa "
+        "heads are trained"]),
         ("own\towner/model\ttrained\t\ttrained\tawq\n", ["a target that its engine quantizes as awq cannot teach", "trained:<that row>"]),
         ("own\tmeta-llama/Llama-3.1-8B\ttrained\t\ttrained\t\trandom\t0.7\n", ["what is trained has weights"]),
     ],

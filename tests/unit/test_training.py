@@ -314,8 +314,8 @@ def test_a_gpu_that_is_not_there_is_named(pair: Path, tmp_path: Path) -> None:
 
 
 def test_a_full_gpu_says_what_to_lower() -> None:
-    said = r"eagle: the GPU's memory is full \(CUDA out of memory\); lower its batch"
-    with pytest.raises(TrainingError, match=said), within_memory("eagle"):
+    message = r"eagle: the GPU's memory is full \(CUDA out of memory\); lower its batch"
+    with pytest.raises(TrainingError, match=message), within_memory("eagle"):
         raise torch.OutOfMemoryError("CUDA out of memory\nand more")
 
 
@@ -418,7 +418,7 @@ def test_what_the_target_writes(pair: Path, tmp_path: Path) -> None:
     assert torch.equal(read_text(tmp_path).train.tokens, text.train.tokens)
 
 
-def test_the_default_recipe_is_the_quick_pair_and_refuses_nonsense() -> None:
+def test_the_default_recipe_is_the_embedded_pair_and_refuses_nonsense() -> None:
     recipe = Recipe()
     assert 10e6 < recipe.target.parameters(recipe.vocabulary) < 12.5e6
     assert 0.5e6 < recipe.draft.parameters(recipe.vocabulary) < 1.5e6
@@ -481,9 +481,9 @@ def test_lean_losses_have_the_values_and_gradients_of_the_plain_ones(kl_weight: 
     if kl_weight is None:
         plain, lean = F.cross_entropy(logits, labels), losses.cross_entropy(logits, labels)
     else:
-        given, taught = logits.log_softmax(-1), goal.log_softmax(-1)
-        divergence = F.kl_div(given, taught, reduction="batchmean", log_target=True)
-        plain = kl_weight * divergence + (1 - kl_weight) * F.nll_loss(given, labels)
+        log_probabilities, taught = logits.log_softmax(-1), goal.log_softmax(-1)
+        divergence = F.kl_div(log_probabilities, taught, reduction="batchmean", log_target=True)
+        plain = kl_weight * divergence + (1 - kl_weight) * F.nll_loss(log_probabilities, labels)
         lean = losses.distillation(logits, goal, labels, kl_weight)
     torch.testing.assert_close(lean, plain)
     (expected,) = torch.autograd.grad(2 * plain, logits)

@@ -22,7 +22,10 @@ from specrig.tasks import PromptError, read_prompts
 from specrig.training.prompts import heldout_prompts, kept, request_groups, training_prompts
 from specrig.training.recipe import TINY, Recipe
 
-TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif "
+    "%}"
+)
 LONG = {"sequences": 40, "heldout_sequences": 8, "sequence": 500}
 
 
@@ -73,12 +76,12 @@ def test_no_evaluation_prompt_of_any_task_is_a_training_prompt(tiny_corpus: Path
     groups = request_groups(recipe(), tiny_corpus / "corpus", heldout=False)
     requests = [request for group in groups for request in group.requests or ()]
     trained = {text for request in requests for text in (request.text, request.turns[0]["content"])}
-    said = set().union(*(request.texts() for request in requests))
+    spellings = set().union(*(request.texts() for request in requests))
     for task in PROMPT_FILES:
         evaluated = [prompt.text for prompt in read_prompts(tiny_corpus / "prompts" / f"{task}.jsonl")]
         assert len(evaluated) == TINY["corpus"]["prompts"]
         assert not trained & set(evaluated)
-        assert not said & {normalized(text) for text in evaluated}
+        assert not spellings & {normalized(text) for text in evaluated}
     assert normalized("Write a story!") == normalized(" write  A STORY") != normalized("Write two stories")
 
 

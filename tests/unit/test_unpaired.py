@@ -27,26 +27,26 @@ def run(seconds: float, tokens: int = 5) -> Run:
 class Recorder:
     """A block whose engine is a list of what was asked: each baseline run is slower than the one before."""
 
-    def __init__(self, cells: list[Cell], asked: list[str], broken: Sequence[str] = ()) -> None:
+    def __init__(self, cells: list[Cell], calls: list[str], broken: Sequence[str] = ()) -> None:
         self.cells, self.baseline = cells, baseline_of(cells[0])
         self.failed: dict[Cell, str] = {}
-        self.asked, self.broken = asked, broken
+        self.calls, self.broken = calls, broken
         self.written: dict[Cell, tuple[Runs, Runs, Sequence[float | None]]] = {}
 
     def run_alone(self, cell: Cell) -> Runs | None:
-        self.asked.append(cell.slug)
+        self.calls.append(cell.slug)
         if cell.slug in self.broken:
             self.failed[cell] = "EngineError: it died"
             return None
-        seconds = float(self.asked.count(cell.slug)) if cell == self.baseline else 0.5
+        seconds = float(self.calls.count(cell.slug)) if cell == self.baseline else 0.5
         return [[run(seconds)], [run(seconds)]]
 
     def write(self, cell: Cell, runs: Runs, baseline: Runs, drifts: Sequence[float | None]) -> None:
         self.written[cell] = runs, baseline, drifts
 
 
-def blocks(asked: list[str], broken: Sequence[str] = ()) -> list[Recorder]:
-    return [Recorder([cell(2, task), cell(4, task)], asked, broken) for task in ("code", "translation")]
+def blocks(calls: list[str], broken: Sequence[str] = ()) -> list[Recorder]:
+    return [Recorder([cell(2, task), cell(4, task)], calls, broken) for task in ("code", "translation")]
 
 
 def digests() -> dict[Cell, str]:
@@ -54,10 +54,10 @@ def digests() -> dict[Cell, str]:
 
 
 def test_every_start_of_the_engine_serves_all_its_cells(tmp_path: Path) -> None:
-    asked: list[str] = []
-    both = blocks(asked)
+    calls: list[str] = []
+    both = blocks(calls)
     assert measure_unpaired(both, digests(), tmp_path) == {}
-    assert asked == [
+    assert calls == [
         "code-k0-t0-b1", "translation-k0-t0-b1", "code-k2-t0-b1", "translation-k2-t0-b1",
         "code-k4-t0-b1", "translation-k4-t0-b1", "code-k0-t0-b1", "translation-k0-t0-b1",
     ]  # fmt: skip
@@ -88,20 +88,20 @@ def test_a_baseline_that_fails_afterwards_costs_itself_alone(tmp_path: Path) -> 
         """Its second start of the baseline fails in one block."""
 
         def run_alone(self, cell: Cell) -> Runs | None:
-            again = cell.task == "translation" and cell == self.baseline and cell.slug in self.asked
+            again = cell.task == "translation" and cell == self.baseline and cell.slug in self.calls
             self.broken = [cell.slug] if again else []
             return super().run_alone(cell)
 
-    first = [Dying(block.cells, block.asked) for block in blocks([])]
+    first = [Dying(block.cells, block.calls) for block in blocks([])]
     failed = measure_unpaired(first, digests(), tmp_path)
     assert set(failed) == {cell(2, "translation"), cell(4, "translation")}
     assert [len(block.written) for block in first] == [2, 0]
     kept = {path.stem for path in (tmp_path / "parts").iterdir()}
     assert kept == {"translation-k2-t0-b1-before", "translation-k2-t0-b1", "translation-k4-t0-b1"}
-    asked: list[str] = []
-    left = blocks(asked)[1:]  # the other block is measured, so the job comes without it
+    calls: list[str] = []
+    left = blocks(calls)[1:]  # the other block is measured, so the job comes without it
     assert measure_unpaired(left, digests(), tmp_path) == {}
-    assert asked == ["translation-k0-t0-b1"]
+    assert calls == ["translation-k0-t0-b1"]
     assert len(left[0].written) == 2
     assert not (tmp_path / "parts").exists()
 
@@ -113,15 +113,15 @@ def test_a_killed_job_goes_on_where_it_was(tmp_path: Path) -> None:
                 raise KeyboardInterrupt
             return super().run_alone(cell)
 
-    first = [Killed(block.cells, block.asked) for block in blocks([])]
+    first = [Killed(block.cells, block.calls) for block in blocks([])]
     with pytest.raises(KeyboardInterrupt):
         measure_unpaired(first, digests(), tmp_path)
-    asked: list[str] = []
-    again = blocks(asked)
+    calls: list[str] = []
+    again = blocks(calls)
     stale = tmp_path / "parts" / "translation-k2-t0-b1.json"
     stale.write_text(json.dumps({**json.loads(stale.read_text()), "digest": "of other code"}))
     assert measure_unpaired(again, digests(), tmp_path) == {}
-    assert asked == [
+    assert calls == [
         "translation-k2-t0-b1",
         "code-k4-t0-b1",
         "translation-k4-t0-b1",
@@ -137,7 +137,7 @@ def test_the_second_baselines_time_is_taken_per_token(tmp_path: Path) -> None:
 
         def run_alone(self, cell: Cell) -> Runs | None:
             found = super().run_alone(cell)
-            return [[run(2.0, tokens=9)]] * 2 if cell == self.baseline and self.asked.count(cell.slug) == 2 else found
+            return [[run(2.0, tokens=9)]] * 2 if cell == self.baseline and self.calls.count(cell.slug) == 2 else found
 
     block = Sampled([cell(2, "code")], [])
     measure_unpaired([block], digests(), tmp_path)

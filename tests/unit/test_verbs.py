@@ -36,47 +36,48 @@ def test_every_verb_has_examples_and_every_example_has_a_verb() -> None:
 def test_the_examples_parse_and_stand_in_the_help(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     command, words = verbs()[verb], verb.split()
     for line in EXAMPLES[verb]:
-        given = shlex.split(line.partition(" | ")[0].partition(" < ")[0])
-        assert given[: len(words) + 1] == ["specrig", *words], line
-        context = command.make_context(verb, given[len(words) + 1 :])  # type: ignore[attr-defined]
+        arguments = shlex.split(line.partition(" | ")[0].partition(" < ")[0])
+        assert arguments[: len(words) + 1] == ["specrig", *words], line
+        context = command.make_context(verb, arguments[len(words) + 1 :])  # type: ignore[attr-defined]
         assert not context.args, f"{line}: {context.args} are no arguments of {verb}"
     assert cli.main([*words, "--help"]) == 0
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "Examples:" in shown and EXAMPLES[verb][0].split()[1] in shown.partition("Examples:")[2]
+    output = " ".join(capsys.readouterr().out.split())
+    assert "Examples:" in output and EXAMPLES[verb][0].split()[1] in output.partition("Examples:")[2]
 
 
-def said(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> dict:
+def printed(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> dict:
     assert cli.main([*arguments, "--json"]) == 0
     return json.loads(capsys.readouterr().out)
 
 
 def test_plan_where_and_methods_as_json(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    plan = said(["plan", "configs/test.yaml"], capsys)
+    plan = printed(["plan", "configs/test.yaml"], capsys)
     assert plan["cells"] == 6 == sum(job["cells"] for job in plan["jobs"])
     assert {job["pair"] for job in plan["jobs"]} == {"embedded"} and 0 < plan["hours"] < 1
     assert {entry["model"] for entry in plan["trains"]} >= {"target", "draft"}
     assert all(pair["memory_bytes"] > 0 for pair in plan["pairs"])
-    assert said(["where", "configs/test.yaml"], capsys) == {
+    assert printed(["where", "configs/test.yaml"], capsys) == {
         "report": "reports/test/report.html",
         "results": "results/test",
+        "trained_parts": [],
     }
-    methods = said(["methods"], capsys)
+    methods = printed(["methods"], capsys)
     assert methods["methods"]["draft_model"]["needs"] == ["draft"] and methods["methods"]["medusa"]["options"]
     assert methods["engines"]["native"]["missing"] is None
 
 
 def test_advice_knows_the_sizes_of_trained_pairs(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = said(["advise", "embedded"], capsys)
+    found = printed(["advise", "embedded"], capsys)
     assert any("times smaller" in finding["text"] for finding in found["findings"])
     assert {entry["method"] for entry in found["predictions"]} >= {"draft_model"}
     # By the recipe of the study that is named, and by that of a study which has run.
-    recipe = yaml.safe_load(Path("configs/quick.yaml").read_text())
+    recipe = yaml.safe_load(Path("configs/embedded.yaml").read_text())
     recipe["training"] = {
         **recipe.get("training", {}),
         "draft": {"layers": 1, "hidden": 32, "heads": 1, "intermediate": 32},
     }
     Path("configs/own.yaml").write_text(yaml.safe_dump(recipe))
-    other = said(["advise", "embedded", "--trained-by", "configs/own.yaml"], capsys)
+    other = printed(["advise", "embedded", "--trained-by", "configs/own.yaml"], capsys)
     ratio, smaller = (
         float(one["findings"][0]["text"].split("the draft is ")[1].split(" ")[0]) for one in (found, other)
     )
@@ -97,9 +98,9 @@ def test_tiny_sizes_print_as_what_they_are(workplace: Path, capsys: pytest.Captu
         "2 minutes",
         "2.0 hours",
     ]
-    assert cli.main(["plan", "configs/quick.yaml"]) == 0
-    shown = capsys.readouterr().out
-    assert not re.search(r"\b0\.0\b", shown), shown
+    assert cli.main(["plan", "configs/embedded.yaml"]) == 0
+    output = capsys.readouterr().out
+    assert not re.search(r"\b0\.0\b", output), output
 
 
 def test_tables_figures_and_report_are_of_the_default_study(
@@ -136,7 +137,7 @@ def test_doctor_names_what_is_there_and_what_is_missing(
 
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
-    found = said(["doctor", "configs/test.yaml"], capsys)
+    found = printed(["doctor", "configs/test.yaml"], capsys)
     by_topic: dict[str, list[dict]] = {}
     for check in found:  # type: ignore[assignment]
         by_topic.setdefault(check["topic"], []).append(check)  # type: ignore[index]
@@ -150,9 +151,9 @@ def test_doctor_names_what_is_there_and_what_is_missing(
     )
     monkeypatch.setattr("specrig.cli.doctor.shutil.disk_usage", lambda _: SimpleNamespace(free=1e6))
     assert cli.main(["doctor", "configs/test.yaml"]) == 1
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "· engines transformers: gone → pip install 'x[y]'" in shown
-    assert "✗ disk 1 MB free" in shown and "free some" in shown
+    output = " ".join(capsys.readouterr().out.split())
+    assert "· engines transformers: gone → pip install 'x[y]'" in output
+    assert "✗ disk 1 MB free" in output and "free some" in output
 
 
 FAKE = """
@@ -194,8 +195,8 @@ def test_run_hands_its_arguments_to_snakemake(
     assert "no such config" in capfd.readouterr().err
     Path("configs/broken.yaml").write_text("study: broken\nmethods: [a\nk: {b\n")
     assert cli.main(["run", "configs/broken.yaml"]) == 2
-    shown = capfd.readouterr()
-    assert "configs/broken.yaml:3: not valid YAML" in shown.err and "snakemake" not in shown.out
+    output = capfd.readouterr()
+    assert "configs/broken.yaml:3: not valid YAML" in output.err and "snakemake" not in output.out
 
 
 STUBBORN = """

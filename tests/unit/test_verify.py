@@ -231,16 +231,16 @@ def test_a_draft_of_a_cut_vocabulary_is_judged_as_if_it_were_of_the_whole(shape:
     rows, parents = 500, None if shape in ("chain", "block") else [[-1, -1, 0]] * 500
     generator = torch.Generator().manual_seed(1)
     q = torch.rand(rows, 3, 3, generator=generator).softmax(-1)
-    places = (
+    cases = (
         [torch.multinomial(q[:, 0], 2, generator=generator)]
         if parents
         else [draw(q[:, :2], torch.rand(rows, 2, generator=generator))]
     )
-    places.append(draw(q[:, 1 if parents else 2], torch.rand(rows, generator=generator)).unsqueeze(1))
-    tokens = known[torch.cat(places, 1)]
+    cases.append(draw(q[:, 1 if parents else 2], torch.rand(rows, generator=generator)).unsqueeze(1))
+    tokens = known[torch.cat(cases, 1)]
     whole = torch.zeros(rows, 3, V)
     whole[..., known] = q
-    told = []
+    output = []
     for draft in (Draft(tokens, parents, q, vocabulary=known), Draft(tokens, parents, whole)):
         logits = target_logits(p, tokens)
         if shape == "judged":
@@ -248,10 +248,10 @@ def test_a_draft_of_a_cut_vocabulary_is_judged_as_if_it_were_of_the_whole(shape:
             verdict = verify_tree._judged(draft, torch.softmax(logits, -1), uniforms)
         else:
             verdict = verify(draft, logits, Sampler(1.0, range(rows)), block=shape == "block")
-        told.append((verdict.tokens, verdict.paths, verdict.reached, verdict.overlap))
-    assert told[0] == told[1]
-    assert {len(path) for path in told[0][1]} == ({0, 1, 2} if parents else {0, 1, 2, 3})
-    assert {token for row in told[0][0] for token in row} == set(range(V))
+        output.append((verdict.tokens, verdict.paths, verdict.reached, verdict.overlap))
+    assert output[0] == output[1]
+    assert {len(path) for path in output[0][1]} == ({0, 1, 2} if parents else {0, 1, 2, 3})
+    assert {token for row in output[0][0] for token in row} == set(range(V))
 
 
 def greedy_logits(*argmaxes: int) -> Tensor:

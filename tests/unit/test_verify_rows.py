@@ -174,13 +174,13 @@ def test_alpha_of_a_tree_counts_each_visited_node_once(form: Callable[..., Verdi
     tokens = torch.cat((top, below), 1)
     verdict = form(Draft(tokens, [parents] * rows, q if drawn else None), p, torch.rand(rows, 5, generator=generator))
     for row, path in enumerate(verdict.paths):
-        places = [0, *(node + 1 for node in path if node < 2)]
-        firsts = [tokens[row, {0: 0, 1: 2, 2: 3}[place]] for place in places]
+        positions = [0, *(node + 1 for node in path if node < 2)]
+        firsts = [tokens[row, {0: 0, 1: 2, 2: 3}[place]] for place in positions]
         shares = [
             float(torch.minimum(p[row, place], q[row, place]).sum()) if drawn else float(p[row, place, first])
-            for place, first in zip(places, firsts, strict=True)
+            for place, first in zip(positions, firsts, strict=True)
         ]
-        assert verdict.reached[row] == len(places)
+        assert verdict.reached[row] == len(positions)
         assert verdict.overlap[row] == pytest.approx(sum(shares), abs=1e-5)
     assert {len(path) for path in verdict.paths} == {0, 1, 2}
 

@@ -161,8 +161,8 @@ def test_verify_accepts_what_the_weights_say_and_more_than_token_by_token(seed: 
     assert g_test(firsts, {(a, b): float(pairs[a, b]) for a in range(V) for b in range(V)}).p_value > 1e-4
     # α counts Σ min(p, q) at the places that were met, by the draft's own q.
     for row, verdict in enumerate(whole.paths[:50]):
-        places = [0, *(node + 1 for node in verdict)]
-        met = [place for place in places if place - 1 in parents]
+        positions = [0, *(node + 1 for node in verdict)]
+        met = [place for place in positions if place - 1 in parents]
         shares = [
             float(
                 torch.minimum(

@@ -59,8 +59,10 @@ def test_files_that_jobs_wait_for(workplace: Path) -> None:
     assert plain.audited() == [("native", "draft_model"), ("native", "ngram")]
     own = workplace / "own.jsonl"
     own.write_text('{"prompt": "a question"}\n')
-    asked = rules(training={**yaml.safe_load(Path("configs/test.yaml").read_text())["training"], "prompts": str(own)})
-    assert asked.prompt_sources(job()) == [str(own)]
+    requested = rules(
+        training={**yaml.safe_load(Path("configs/test.yaml").read_text())["training"], "prompts": str(own)}
+    )
+    assert requested.prompt_sources(job()) == [str(own)]
 
 
 def test_a_training_is_stale_for_its_own_keys(workplace: Path) -> None:

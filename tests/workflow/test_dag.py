@@ -22,7 +22,8 @@ from specrig.measurement.quarantine import quarantine_disturbed
 CELLS = "results/test/tables/cells.csv"
 """As a target: measuring and the tables, without figures, MLflow and report."""
 RECORDS = Path("results/test/records/native/embedded")
-MEASURED_AGAIN = "results/test/measured/native/embedded/together-1"
+MEASURED = "results/test/measured/native/embedded/together"
+MEASURED_AGAIN = f"{MEASURED}-1"
 
 pytestmark = pytest.mark.workflow
 
@@ -47,7 +48,7 @@ def edit(folder: Path, source: str, target: str, **changes: object) -> str:
 def copied(finished: Path, tmp_path: Path) -> Path:
     """A copy of the finished study, with Snakemake's own notes, to be changed."""
     folder = tmp_path / "study"
-    shutil.copytree(finished, folder)
+    shutil.copytree(finished, folder, symlinks=True)
     return folder
 
 
@@ -56,9 +57,9 @@ def test_it_makes_what_the_readme_promises(finished: Path) -> None:
     assert "<html" in (finished / "reports/test/report.html").read_text().lower()
     header, *rows = (results / "tables/cells.csv").read_text().splitlines()
     expected = (
-        "engine pair method k task temperature batch_size prompts tokens tokens_per_s baseline_tokens_per_s speedup speedup_low "
-        "speedup_high end_to_end_speedup ttft_ms acceptance_rate acceptance_length alpha draft_cost verify_cost "
-        "predicted_speedup efficiency peak_memory_mb"
+        "engine pair method k task temperature batch_size prompts tokens tokens_per_s baseline_tokens_per_s speedup "
+        "speedup_low speedup_high end_to_end_speedup ttft_ms acceptance_rate acceptance_length alpha draft_cost "
+        "verify_cost predicted_speedup efficiency peak_memory_mb"
     )
     assert set(expected.split()) <= set(header.split(","))
     assert len(rows) == 6
@@ -77,7 +78,7 @@ def test_no_secret_is_written_anywhere(finished: Path) -> None:
     report or Snakemake's own notes.
     """
     files = [path for path in finished.rglob("*") if path.is_file()]
-    assert {"said.txt", "mlflow.db", "report.html", "environment.json"} <= {path.name for path in files}
+    assert {"output.txt", "mlflow.db", "report.html", "environment.json"} <= {path.name for path in files}
     found = [path for path in files if b"plantedForThisTest" in path.read_bytes()]
     assert not found
 
@@ -163,12 +164,12 @@ def cut_after(folder: Path, config: str, cells: int, how: signal.Signals, log: P
         while len(stamps(folder)) < cells and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.02)
         assert process.poll() is None, log.read_text()
-        said = len(log.read_text())
+        length = len(log.read_text())
         os.killpg(process.pid, how)
         code = process.wait(300)
     assert code == (130 if how is signal.SIGINT else -how), log.read_text()
     if how is signal.SIGINT:
-        assert "Error" not in log.read_text()[said:]
+        assert "Error" not in log.read_text()[length:]
         assert log.read_text().endswith("\nInterrupted. Finished cells are kept; the same command continues.\n")
     assert "Traceback" not in log.read_text()
     return stamps(folder)
@@ -188,7 +189,7 @@ def test_a_run_cut_midway_goes_on_where_it_was(copied: Path) -> None:
     assert {name.split("-")[0] for name in first} == {"draft_model/code"}
     second = cut_after(copied, config, len(first) + 1, signal.SIGKILL, copied / "killed.txt")
     assert len(first) < len(second) < 12
-    result = run(copied, CELLS, config=config)
+    result = run(copied, MEASURED, config=config)
     assert result.returncode == 0, result.stdout
     after = stamps(copied)
     assert len(after) == 12
@@ -222,7 +223,7 @@ def test_spec_bench_runs_on_the_trained_pair_by_rows_alone(copied: Path) -> None
 
 def test_mlflow_out_of_reach_fails_nothing_and_the_next_run_tries_again(copied: Path) -> None:
     results = copied / "results/test"
-    store, tracked, told = results / "mlflow.db", results / "tracked.txt", results / "tracking-failed.txt"
+    store, tracked, failed = results / "mlflow.db", results / "tracked.txt", results / "tracking-failed.txt"
     store.unlink()
     store.mkdir()  # no store can be opened here, whoever asks
     tracked.unlink()
@@ -231,12 +232,12 @@ def test_mlflow_out_of_reach_fails_nothing_and_the_next_run_tries_again(copied: 
     assert "Entering the runs into MLflow" in result.stdout
     assert "MLflow tracking failed" in result.stdout and "The next run tries again" in result.stdout
     assert (copied / "reports/test/report.html").is_file()
-    assert told.is_file() and not tracked.exists(), "so that there is something to do"
+    assert failed.is_file() and not tracked.exists(), "so that there is something to do"
     store.rmdir()
     result = run(copied)
     assert result.returncode == 0 and "runs added" in result.stdout, result.stdout
     assert store.is_file() and "tracking failed" not in result.stdout
-    assert tracked.is_file() and not told.exists(), "so that there is nothing to do"
+    assert tracked.is_file() and not failed.exists(), "so that there is nothing to do"
 
 
 def test_snakemake_writes_its_own_report(finished: Path) -> None:

@@ -29,10 +29,10 @@ def refused(capsys: pytest.CaptureFixture[str], config: str = "configs/test.yaml
     return capsys.readouterr().err
 
 
-def check(said: str, expected: str) -> None:
-    assert expected in said
-    assert "Traceback" not in said
-    assert len(said.splitlines()) < 20
+def check(message: str, expected: str) -> None:
+    assert expected in message
+    assert "Traceback" not in message
+    assert len(message.splitlines()) < 20
     assert not Path("results").exists()
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pandas as pd
 import pytest
 import yaml
 
 from runs import REPOSITORY, run
 from specrig import cli
+from specrig.measurement.records import study_records
 from specrig.provenance.trained_for import target_identity
 
 STORIES = REPOSITORY.parent / "shared/data/stories260K"
@@ -48,17 +48,20 @@ def write(target: str, **changes: object) -> str:
 @pytest.mark.skipif(not STORIES.is_dir(), reason="needs ../shared/data/stories260K, which is not here")
 def test_a_model_of_ones_own_gets_a_draft_and_heads_by_rows_alone(workplace: Path) -> None:
     config = write(str(STORIES))
-    cells = "results/own/tables/cells.csv"
-    result = run(Path(), cells, config=config)
+    result = run(Path(), "results/own/measured/native/mine/together", config=config)
     assert result.returncode == 0, result.stdout
     models = Path("results/own/models/mine")
     assert not (models / "target").exists(), "the target is the user's"
     for model in ("draft", *HEADS):
         about = json.loads((models / model / "trained_for.json").read_text())
         assert about["identity"] == target_identity(str(STORIES))
-    found = pd.read_csv(cells)
-    assert sorted(found["method"]) == ["draft_model", "eagle", "eagle3", "medusa", "medusa_draft"]
-    assert (found["tokens"] == 2 * 16).all() and found["acceptance_rate"].between(0, 1).all()
+    found = list(study_records(Path("results/own/records")))
+    assert sorted(each.cell.method for each in found) == sorted(
+        2 * ["draft_model", "eagle", "eagle3", "medusa", "medusa_draft"]
+    )
+    for each in found:
+        rounds = each.run.rounds
+        assert len(each.run.tokens) == 16 and 0 <= sum(rounds.accepted) <= sum(rounds.drafted)
     environment = json.loads(Path("results/own/records/native/mine/eagle/environment.json").read_text())
     assert environment["models"]["eagle"]["trained_for"]["identity"] == target_identity(str(STORIES))
 
@@ -83,8 +86,8 @@ def test_other_architectures_are_planned(workplace: Path, kind: str, capsys: pyt
     AutoModelForCausalLM.from_config(shape).save_pretrained(folder)
     tokenizer(folder)
     assert cli.main(["plan", write(str(folder))]) == 0
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "trains: draft of mine, draft_medusa of mine, eagle of mine, eagle3 of mine, medusa of mine" in shown
+    output = " ".join(capsys.readouterr().out.split())
+    assert "trains: draft of mine, draft_medusa of mine, eagle of mine, eagle3 of mine, medusa of mine" in output
 
 
 def tokenizer(folder: Path) -> None:

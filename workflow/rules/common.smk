@@ -74,6 +74,10 @@ MEASURED = [
     for number in range(STUDY.replicates)
     for engine, pair, process in STUDY.grid.jobs
 ]
+UNDER_LOAD = [
+    f"{ROOT}/under_load/{engine}/{pair}/{method}"
+    for engine, pair, method in STUDY.grid.points
+]
 CURVES = [
     f"{ROOT}/models/{pair}/{model}/training.jsonl" for pair, model in STUDY.grid.trained
 ]
@@ -99,7 +103,7 @@ METHODS = sorted({entry.method for entry in STUDY.methods})
 wildcard_constraints:
     engine="|".join(STUDY.engines),
     pair="|".join(STUDY.rows.pairs),
-    task="|".join(STUDY.tasks),
+    task="|".join(STUDY.rows.tasks),
     model="|".join(STAGES),
     source="|".join(map(re.escape, STUDY.grid.converted)) or "-",
     method="|".join(METHODS),

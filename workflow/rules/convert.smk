@@ -6,9 +6,11 @@ rule convert:
         expand(f"{ROOT}/converted/{{{{source}}}}/{{file}}", file=CONVERTED_FILES),
     log:
         f"{ROOT}/logs/convert/{{source}}.log",
+    # Before the audits, which no other job waits for.
+    priority: 1
     conda:
         "../../environment.yml"
-    threads: ALL_CORES
+    threads: 1
     params:
         study=STUDY_FILE,
         source=dag.converted,

@@ -2,6 +2,36 @@
 # It loads the models once, and keeps finished cells when it resumes. Each method has a folder for its records, in which
 # replicates after the first have folders of their own.
 
+# Before it, the target of a pair answers the turns of conversations, once: all that is measured gets the same prompts.
+
+
+rule answers:
+    input:
+        prompts=lambda wildcards: dag.prompt_files([wildcards.task]),
+        models=dag.answers_models,
+    output:
+        f"{ROOT}/answers/{{pair}}/{{task}}.jsonl",
+    log:
+        f"{ROOT}/logs/answers/{{pair}}-{{task}}.log",
+    priority: FIRST
+    conda:
+        "../../environment.yml"
+    threads: dag.job_cores
+    resources:
+        gpu=dag.auditing_gpus,
+        mem_mb=memory(dag.auditing),
+        runtime=minutes(dag.auditing),
+    params:
+        study=STUDY_FILE,
+        settings=dag.answers_settings,
+        code=dag.answers_code,
+    message:
+        "Answering the turns of {wildcards.task} with the target of {wildcards.pair}"
+    shell:
+        ": > {log}; SPECRIG_ENGINE_LOG={log}"
+        " python -m specrig answers --study {params.study} --pair {wildcards.pair} --task {wildcards.task}"
+        " 2>&1 | tee -a {log} >&2"
+
 
 rule measure:
     input:

@@ -4,6 +4,7 @@
 rule report:
     input:
         records=MEASURED,
+        loaded=UNDER_LOAD,
         audits=AUDITS,
         tables=TABLE_FILES,
         figures=FIGURE_FILES,
@@ -33,6 +34,7 @@ rule report:
 rule paper:
     input:
         records=MEASURED,
+        loaded=UNDER_LOAD,
         audits=AUDITS,
         tables=TABLE_FILES,
         curves=CURVES,

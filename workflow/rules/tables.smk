@@ -4,6 +4,7 @@
 rule tables:
     input:
         records=MEASURED,
+        loaded=UNDER_LOAD,
         audits=AUDITS,
         reported=REPORTED,
     output:
@@ -27,6 +28,7 @@ rule tables:
         "../../environment.yml"
     params:
         study=STUDY_FILE,
+        price=STUDY.price_per_hour,
         code=lambda _: stage_digest("tables") + dag.remade("tables/*"),
     message:
         "Compiling the tables"
@@ -63,6 +65,7 @@ rule quality:
 rule figures:
     input:
         records=MEASURED,
+        loaded=UNDER_LOAD,
         audits=AUDITS,
         cells=f"{ROOT}/tables/cells.csv",
         curves=CURVES,

@@ -108,7 +108,7 @@ def positions(records: Iterable[Record]) -> pd.DataFrame:
     reached: the offered rounds that accepted all of 1 … i - 1. accepted: the reached rounds that accepted i too.
     conditional: accepted / reached. unconditional: accepted / rounds. Cut rounds are left out of all columns.
 
-    An engine that gives totals only tells the accepted tokens by position, and nothing else. `offered` is then NaN,
+    An engine that reports totals only counts the accepted tokens by position, and nothing else. `offered` is then NaN,
     every round counts as having reached position 1, and `conditional` may be too low where rounds had no draft.
     """
     records = list(records)
@@ -175,7 +175,7 @@ def _emitted(run: Run, cut: bool = False) -> tuple[int, int]:
 
 
 def _drafts(run: Run) -> tuple[int, int]:
-    """(accepted, drafted) tokens; (0, 0) where the engine does not tell both."""
+    """(accepted, drafted) tokens; (0, 0) where the engine does not report both."""
     if run.counts is None or run.rounds.emitted:
         return sum(run.rounds.accepted), sum(run.rounds.drafted)
     accepted, drafted = run.counts.accepted, run.counts.drafted

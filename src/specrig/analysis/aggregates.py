@@ -75,7 +75,7 @@ def _mean(values: Sequence[tuple[float, ...]], units: Sequence[int], geometric: 
     freedom = np.array(units, dtype=float) - 1
     reach = student(freedom)
     ends = []
-    for side in (1, 2):  # each side of an interval tells a standard error, as if it were the whole of Student's
+    for side in (1, 2):  # each side of an interval implies a standard error, as if it were the whole of Student's
         errors = np.abs(table[:, side] - table[:, 0]) / reach
         found = average(
             [Estimate(value, error**2, own) for value, error, own in zip(table[:, 0], errors, freedom, strict=True)]

@@ -36,7 +36,8 @@ EXTRAS = [
     *["target_pass_ms", "repeated_4grams", "baseline_repeated_4grams", "distinct_2grams", "baseline_drift"],
     *["replicates", "drift", "drift_low", "drift_high", "digest"],
 ]
-"""The columns after `COLUMNS`. Later versions may add more, so read them by name. `energy.COLUMNS` follow where known."""
+"""The columns after `COLUMNS`. Later versions may add more, so read them by name. `energy.COLUMNS` follow where known.
+"""
 
 
 def identity(cell: Cell) -> Identity:

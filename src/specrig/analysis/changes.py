@@ -85,7 +85,8 @@ class Agreement:
 
 @dataclass(frozen=True, slots=True)
 class CellChange:
-    """What changed in one cell: its speedup (whole and relative), and its acceptance length τ (geometric mean over units).
+    """What changed in one cell: its speedup (whole and relative), and its acceptance length τ (geometric mean over
+    units).
 
     units: prompts (or batches) of A and of B that were compared; paired: one by one.
     """

@@ -3,8 +3,8 @@
 The first of these rules that applies decides:
 
 1. The claim's pair cannot run in any engine: *impossible*.
-2. All conditions of the claim were measured: *reproduced*, *higher* or *lower* (*not comparable* if the cell lacks the metric).
-   A speed whose only matching cells were disturbed while they were measured is *not measured (disturbed)*. A
+2. All conditions of the claim were measured: *reproduced*, *higher* or *lower* (*not comparable* if the cell lacks the
+   metric). A speed whose only matching cells were disturbed while they were measured is *not measured (disturbed)*. A
    calculation is never compared with cells.
 3. The theory can decide: *consistent with theory* or *inconsistent with theory*.
 4. Some conditions were measured: *not comparable*.
@@ -122,7 +122,10 @@ def _judge(claim: Claim, claims: Sequence[Claim], rows: ByMethod, others: ByMeth
         [row for row, conditions in _near(claim, tasks, [*own, *disturbed_rows]) if not conditions] if others else []
     )
     if found_disturbed and claim.metric in TIMED:
-        reason = f"{_name(found_disturbed[0])} was disturbed while it was measured, and no other cell matches: `specrig remeasure` has it measured again"
+        reason = (
+            f"{_name(found_disturbed[0])} was disturbed while it was measured, and no other cell matches: `specrig "
+            "remeasure` has it measured again"
+        )
         return Judgement(claim, "not measured (disturbed)", reason, cell=_name(found_disturbed[0]), predicted=predicted)
     if found_disturbed:  # how much is accepted does not depend on the clock
         return _compare(claim, found_disturbed, model)

@@ -47,10 +47,9 @@ def command(claim: Claim, catalogue: Catalogue, parts: Sequence[str] = ()) -> tu
     """Return (the shell command that would measure the claim, the obstacle or None).
 
     The command runs as printed at the root of the repository; it adds the pair's row to pairs.tsv where it is missing.
-    It is
-    empty where something must be made first: a method, a row of tasks.tsv, a draft. The obstacle then says what. Beside
-    a command, the obstacle says how its study would differ from the source's. parts: the tasks over which the claim's
-    mean is taken.
+    It is empty where something must be made first: a method, a row of tasks.tsv, a draft. The obstacle then says what.
+    Beside a command, the obstacle says how its study would differ from the source's. parts: the tasks over which the
+    claim's mean is taken.
     """
     needs = catalogue.methods.get(claim.base_method)
     if needs is None and claim.general:
@@ -58,7 +57,8 @@ def command(claim: Claim, catalogue: Catalogue, parts: Sequence[str] = ()) -> tu
     if needs is None:
         return (
             "",
-            f"no method {claim.base_method!r} here (`specrig methods` lists those there are): add a drafter of that name",
+            f"no method {claim.base_method!r} here (`specrig methods` lists those there are): add a drafter of that "
+            "name",
         )
     if claim.general:
         # Any pair will do. A speed without hardware means a GPU.

@@ -10,7 +10,7 @@ be measured again.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -19,30 +19,13 @@ import pandas as pd
 
 from specrig.analysis import cost_model
 from specrig.analysis.acceptance import acceptance_length
-from specrig.analysis.efficiency import baselines, explained_efficiency, groups
+from specrig.analysis.efficiency import explained_efficiency
 from specrig.analysis.speedup import group_times, speedup
 from specrig.analysis.statistics import robust_variation
-from specrig.measurement.records import NOT_RECORDED, Load, Probe, Record, Run
+from specrig.measurement import signs
+from specrig.measurement.records import NOT_RECORDED, Probe, Record, Run, baselines, groups
+from specrig.measurement.signs import loads
 
-WAITED = 0.05
-"""Largest tolerated share of their time that the job's threads waited for a processor that they did not keep from each
-other; as large as `statistics.DIFFERENCE`.
-"""
-STEAL = 0.05
-"""Largest tolerated share of the requested processor time that a virtual machine's host gave to others; as large as
-`WAITED`.
-"""
-OTHERS = 0.1
-"""Largest tolerated share of the job's processors that other processes took. The workflow itself and a desktop at rest
-take a few per cent. The system counts in ticks, which is an error of one or two per cent for a cell of one second."""
-HELD = 0.1
-"""Largest tolerated share of time when the measuring thread neither ran nor was ready (beside 8 busy processes 0.5 to
-0.9 %).
-"""
-HELD_S = 0.5
-"""Seconds of `HELD` time in one generation that neither a page fault nor another thread of the job can explain."""
-SLEPT_S = 0.1
-"""Seconds for which the whole machine was suspended. A tenth of a second is far more than clocks differ by themselves."""
 SPREAD = 0.15
 """Largest tolerated robust coefficient of variation of the baseline's speed over a cell's groups. Prompts of different
 lengths cause 0.02 to 0.08 (median of the published run 0.04). With 8 prompts, 0.15 already makes the mean uncertain by
@@ -95,7 +78,7 @@ def disturbances(
         against: list[Reason] = []
         for replicate, own in parts.items():
             texts = [
-                *_loads(own, environment),
+                *signs.reasons(loads(own), environment),
                 *_probes(own, usual.get(_machine(environment), {})),
                 *_baseline(own),
                 *_efficiency(own),
@@ -131,55 +114,6 @@ def undisturbed(frame: pd.DataFrame) -> pd.DataFrame:
     return frame[~disturbed(frame)]
 
 
-def shares(records: Sequence[Record], environment: Mapping[str, Any]) -> dict[str, float]:
-    """The shares of time that were lost while a cell was measured, by the names of their limits: WAITED, STEAL, OTHERS,
-    HELD.
-
-    Shares that were not recorded are absent.
-    """
-    load = _total(records)
-    if load is None or load.elapsed_s <= 0:
-        return {}
-    found = {}
-    cores, used_cores = _processors(environment)
-    if load.waited_s is not None:
-        requested = load.own_s + load.waited_s
-        # An engine with more busy threads than processors, as vLLM has on two, waits for itself on a quiet machine too.
-        for_itself = max(requested - used_cores * load.elapsed_s, 0.0) if cores else 0.0
-        found["WAITED"] = max(load.waited_s - for_itself, 0.0) / max(requested, 1e-9)
-    if load.held_s is not None:
-        found["HELD"] = load.held_s / load.elapsed_s
-    found["STEAL"] = load.steal_s / max(load.own_s + load.steal_s, 1e-9)
-    if cores:
-        free = max(cores - used_cores, 0)
-        found["OTHERS"] = max(load.others_s / load.elapsed_s - free, 0.0) / used_cores
-    return found
-
-
-def _loads(records: Sequence[Record], environment: Mapping[str, Any]) -> list[str]:
-    """Reasons from what the operating system counted during the generations."""
-    limits: dict[str, tuple[float, Callable[[str], str]]] = {
-        "OTHERS": (OTHERS, lambda share: f"other processes took {share} of the processors it counts on"),
-        "STEAL": (STEAL, lambda share: f"the host gave {share} of its processor time to others"),
-        "WAITED": (WAITED, lambda share: f"its threads waited for a processor for {share} of their time"),
-        "HELD": (
-            HELD,
-            lambda share: f"it neither ran nor was ready to for {share} of the time (suspended, or waiting for a disk)",
-        ),
-    }
-    found = shares(records, environment)
-    texts = [text_of(f"{found[name]:.0%}") for name, (limit, text_of) in limits.items() if found.get(name, 0.0) > limit]
-    load = _total(records)
-    longest = max(
-        (run.load.held_s or 0.0 for record in records for run in (record.run, record.baseline) if run.load), default=0.0
-    )
-    if longest > HELD_S:
-        texts.append(f"one generation was held for {longest:.1f} s (suspended, or waiting for a disk)")
-    if load is not None and load.slept_s > SLEPT_S:
-        texts.append(f"the machine was suspended for {load.slept_s:.1f} s")
-    return texts
-
-
 def _probes(records: Sequence[Record], usual: Mapping[str, float]) -> list[str]:
     """Reasons from what the machine could do before and after, compared with what is usual in the study."""
     texts = []
@@ -204,7 +138,8 @@ def _baseline(records: Sequence[Record]) -> list[str]:
     half = len(speeds) // 2
     if half >= LEAST_GROUPS and abs(change := median(speeds[half:]) / median(speeds[:half]) - 1) > DRIFT:
         texts.append(
-            f"plain decoding was {abs(change):.0%} {'slower' if change < 0 else 'faster'} in its second half than in its first"
+            f"plain decoding was {abs(change):.0%} {'slower' if change < 0 else 'faster'} in its second half than in "
+            "its first"
         )
     drifts = [record.baseline_drift for record in records if record.baseline_drift is not None]
     if drifts and abs(drift := median(drifts)) > DRIFT:
@@ -219,7 +154,8 @@ def _efficiency(records: Sequence[Record]) -> list[str]:
     if not (math.isfinite(found) and math.isfinite(explained)) or 1 / EFFICIENCY <= found / explained <= EFFICIENCY:
         return []
     return [
-        f"its efficiency is {found:.2f}, where its loop's own time explains {explained:.2f}: its times do not fit each other"
+        f"its efficiency is {found:.2f}, where its loop's own time explains {explained:.2f}: its times do not fit each "
+        "other"
     ]
 
 
@@ -255,7 +191,8 @@ def _outliers(parts: Mapping[int, Sequence[Record]]) -> list[Reason]:
     return [
         Reason(
             replicate,
-            f"{len(times)} generation{'s' if len(times) > 1 else ''} took up to {max(times):.0f} times as long as the others' median",
+            f"{len(times)} generation{'s' if len(times) > 1 else ''} took up to {max(times):.0f} times as long as the "
+            "others' median",
         )
         for replicate, times in found.items()
     ]
@@ -282,13 +219,6 @@ def _machine(environment: Mapping[str, Any]) -> tuple[Any, ...]:
     return environment.get("device"), cpu.get("model"), torch.get("threads"), str(environment.get("gpus"))
 
 
-def _processors(environment: Mapping[str, Any]) -> tuple[int, int]:
-    """(processors of the machine, 0 where not known; processors that the job needs)."""
-    cores = int((environment.get("cpu") or {}).get("logical_cores") or 0)
-    threads = int((environment.get("torch") or {}).get("threads") or cores)
-    return cores, 1 if environment.get("device") == "cuda" else max(min(threads, cores), 1)
-
-
 def _replicates(records: Iterable[Record]) -> dict[int, list[Record]]:
     found: dict[int, list[Record]] = {}
     for record in records:
@@ -308,17 +238,6 @@ def _speeds(records: Iterable[Record]) -> list[float]:
 
 
 def _passes(run: Run) -> int:
-    """The number of target passes of a generation, or of its tokens where the engine does not tell."""
+    """The number of target passes of a generation, or of its tokens where the engine does not report them."""
     counted = run.counts.rounds if run.counts is not None else len(run.rounds.emitted)
     return counted or len(run.tokens) - run.prefill_tokens
-
-
-def _total(records: Sequence[Record]) -> Load | None:
-    """The sum of the loads during a cell's generations and its baseline's; None where any of them was not recorded."""
-    loads = [run.load for members in groups(records) for run in (members[0].run, *baselines(members))]
-    total: Load | None = None
-    for load in loads:
-        if load is None:
-            return None
-        total = load if total is None else total.plus(load)
-    return total

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from specrig.analysis.acceptance import acceptance_length
-from specrig.measurement.records import Record, Run
+from specrig.measurement.records import Record, baselines, groups
 
 
 def explained_efficiency(records: Sequence[Record]) -> float:
@@ -36,20 +36,3 @@ def explained_efficiency(records: Sequence[Record]) -> float:
     loop = (seconds["baseline"] / passes["baseline"]) / (seconds["run"] / passes["run"])
     rows_effect = tokens["run"] / calls["run"] / length / (tokens["baseline"] / calls["baseline"])
     return loop * rows_effect
-
-
-def groups(records: Iterable[Record]) -> list[list[Record]]:
-    """The records of each batch, batches in the order in which they ran: by replicate, repeat and group."""
-    found: dict[tuple[int, int, int], list[Record]] = {}
-    for record in records:
-        found.setdefault((record.replicate, record.repeat, record.group), []).append(record)
-    return [found[key] for key in sorted(found)]
-
-
-def baselines(members: Sequence[Record]) -> list[Run]:
-    """The baseline's runs of one group whose times may be summed.
-
-    Where the baseline ran prompt by prompt these are the runs of all rows. Otherwise it is the first row's run alone,
-    because every row of a batch carries the times of the whole batch.
-    """
-    return [record.baseline for record in (members if members[0].baseline_alone else members[:1])]

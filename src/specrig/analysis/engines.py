@@ -2,9 +2,8 @@
 
 Acceptance depends on the pair, the prompts and the method, not on the engine. Where engines use one definition and the
 same drafts, their τ must agree. The difference in τ has an interval over prompts, paired by prompt. A difference beyond
-this interval
-has a reason: another definition, other text, drafts of another length, or something that the engine does differently.
-The table states the reason where the records show it, and says "unexplained" elsewhere.
+this interval has a reason: another definition, other text, drafts of another length, or something that the engine does
+differently. The table states the reason where the records show it, and says "unexplained" elsewhere.
 """
 
 from __future__ import annotations

@@ -234,21 +234,19 @@ def _compare(
     low = high = NAN
     if draws is not None:
         low, high = np.quantile(kendall(reported, draws), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-        low, high = (
-            min(float(low), tau),
-            max(float(high), tau),
-        )  # τ has few values, and draws of an extreme order can only leave it
+        # τ has few values, and draws of an extreme order can only leave it.
+        low, high = min(float(low), tau), max(float(high), tau)
     timed = METRICS[ranking.claim.metric] == "speedup"
-    shown = np.exp(values) if timed else values
+    speeds = np.exp(values) if timed else values
     changes = []
     for one, two in combinations(range(len(names)), 2):
         ahead, behind = (one, two) if reported[one] > reported[two] else (two, one)
         if reported[one] != reported[two] and values[behind] > values[ahead]:
             certainty = float((draws[:, behind] > draws[:, ahead]).mean()) if draws is not None else NAN
             factors = _factors(methods[names[ahead]], methods[names[behind]]) if timed else dict.fromkeys(FACTORS, NAN)
-            quotients = reported[behind] / reported[ahead], float(shown[behind] / shown[ahead])
+            quotients = reported[behind] / reported[ahead], float(speeds[behind] / speeds[ahead])
             changes.append(Change(names[ahead], names[behind], float(quotients[0]), quotients[1], certainty, factors))
-    measured = dict(zip(names, map(float, shown), strict=True))
+    measured = dict(zip(names, map(float, speeds), strict=True))
     return OrderComparison(ranking, *place, tasks, exact, measured, tau, low, high, changes)
 
 
@@ -270,9 +268,8 @@ def _draws(methods: Sequence[Sequence[_Cell]]) -> Floats | None:
     random = np.random.default_rng(0)  # the same records give the same interval
     total = np.zeros((DRAWS, len(methods)))
     for cells in zip(*methods, strict=True):
-        shared = pd.concat([cell.influence for cell in cells], axis=1, join="inner").to_numpy(
-            dtype=float
-        )  # [prompts, methods]
+        # [prompts, methods].
+        shared = pd.concat([cell.influence for cell in cells], axis=1, join="inner").to_numpy(dtype=float)
         units = len(shared)
         if units < 2:
             return None
@@ -284,11 +281,14 @@ def _draws(methods: Sequence[Sequence[_Cell]]) -> Floats | None:
 
 def _factors(ahead: Sequence[_Cell], behind: Sequence[_Cell]) -> dict[str, float]:
     """`FACTORS` -> the factor by which it makes `behind` faster than `ahead`, a geometric mean over tasks."""
-    logs = [_log_factors(one.row, two.row) for one, two in zip(ahead, behind, strict=True)]
+    logs = [log_factors(one.row, two.row) for one, two in zip(ahead, behind, strict=True)]
     return dict(zip(FACTORS, map(float, np.exp(np.mean(logs, axis=0))), strict=True))
 
 
-def _log_factors(ahead: dict[str, Any], behind: dict[str, Any]) -> list[float]:
+def log_factors(ahead: dict[str, Any], behind: dict[str, Any]) -> list[float]:
+    """The logarithm of the factor by which each of `FACTORS` makes the cell `behind` faster than `ahead`; NaN where
+    passes were not timed. ahead, behind: rows of the table of cells.
+    """
     lengths, efficiencies = ([row[name] for row in (ahead, behind)] for name in ("acceptance_length", "efficiency"))
     verify = [row["verify_cost"] for row in (ahead, behind)]
     rounds = [row["acceptance_length"] / row["predicted_speedup"] for row in (ahead, behind)]  # d + v

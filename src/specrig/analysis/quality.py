@@ -49,7 +49,8 @@ class Score(BaseModel):
     """Whether the prompt is known and has the reference that the scorer may need."""
     statistics: tuple[float, ...] = ()
     baseline_statistics: tuple[float, ...] = ()
-    """`statistics` are those of the method's output. Both are empty where the record is not usable or was not scored."""
+    """`statistics` are those of the method's output. Both are empty where the record is not usable or was not scored.
+    """
     note: str = ""
     """The reason why the record was not scored; empty where it was."""
 

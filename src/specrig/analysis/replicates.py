@@ -8,8 +8,8 @@ replicate + rest. The mean over n_p prompts and n_r replicates has the variance 
 Each prompt has a mean over its replicates. The spread of these means measures the first and the last term together,
 with n_p - 1 degrees of freedom. The middle term is estimated here and added (Satterthwaite 1946 gives the degrees of
 freedom of the sum). From two replicates of a single cell it would have one degree of freedom, and every interval would
-be endless. It is therefore pooled
-over all jobs of a pair in an engine: they share one machine, and so whatever disturbs it.
+be endless. It is therefore pooled over all jobs of a pair in an engine: they share one machine, and so whatever
+disturbs it.
 
 A run moves the cells of a job partly alike, and partly each by itself. What moves all tasks alike stays in a mean over
 tasks, what moves each by itself averages out. How much of which is not assumed: means over tasks are pooled by

@@ -2,53 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import cache
 
 from specrig.analysis import roofline
 from specrig.analysis.roofline import Size
+from specrig.decoding.drafters import registry
+from specrig.decoding.types import PaperRound
 from specrig.models.facts.devices import Device
 
 Range = tuple[float, float]
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
-    """The size of a method's drafting head and of its verification, as the defaults of the paper have them.
-
-    width: tokens that one target pass verifies. passes: passes of the head per round. layers, squares, outputs: what
-    the head consists of, counted in decoder layers, hidden × hidden matrices and output heads of the target.
-    """
-
-    width: int
-    passes: int = 0
-    layers: float = 0.0
-    squares: float = 0.0
-    outputs: float = 0.0
-
-    @property
-    def depth(self) -> int | None:
-        """Tokens on the longest drafted path; None if `passes` does not tell."""
-        return self.passes if self.passes > 1 else None
-
-    def size(self, target: Size) -> Size:
-        """The size of the head for a target of the given size."""
-        weights = self.layers * target.layer + self.squares * target.width**2 + self.outputs * target.embedding
-        return Size(weights, weights)
+@cache
+def papers() -> dict[str, PaperRound]:
+    """Method -> a round with the defaults of its paper; methods without a head or a pass of their own are left out."""
+    return {name: vars(drafter)["paper"] for name, drafter in registry().items() if "paper" in vars(drafter)}
 
 
-HEADS = {
-    "ngram": Head(width=11),  # prompt lookup: 10 tokens
-    "lookahead": Head(width=120),  # 7B: (W + G)(N - 1) with W = G = 15, N = 5
-    "medusa": Head(width=64, passes=1, squares=4, outputs=4),
-    "hydra": Head(width=64, passes=4, squares=2, outputs=1),
-    "eagle": Head(width=26, passes=5, layers=1, squares=2, outputs=1),
-    "eagle2": Head(width=61, passes=6, layers=1, squares=2, outputs=1),
-    "eagle3": Head(width=61, passes=6, layers=1, squares=3, outputs=0.25),  # a draft vocabulary of 32,000
-    "token_recycling": Head(width=81),
-    "rest": Head(width=64),
-}
-TREES = {"lookahead", "medusa", "hydra", "token_recycling", "rest"}
-"""Methods whose width is that of their tree, whatever k is. The others are taken as chains where a source states k."""
+def head_size(paper: PaperRound, target: Size) -> Size:
+    """The size of a method's head for a target of this size."""
+    weights = paper.layers * target.layer + paper.squares * target.width**2 + paper.outputs * target.embedding
+    return Size(weights, weights)
 
 
 def draft_costs(target: Size, draft: Size, device: Device | None, precision: str) -> Range:
@@ -67,15 +41,15 @@ def round_cost(
     k: drafted tokens per round; None means the method's default. drafts: the draft models that the claim may mean.
     device: None means that only the reading of weights counts.
     """
-    head = HEADS.get(method)
-    if head is None and not drafts:
+    paper = papers().get(method)
+    if paper is None and not drafts:
         return None
-    passes = k if k is not None else (head.passes if head else 4)
-    width = head.width if head and (k is None or method in TREES) else passes + 1
+    passes = k if k is not None else (paper.passes if paper else 4)
+    width = paper.width if paper and (k is None or paper.tree) else passes + 1
     v = roofline.verify_cost(target, device, precision, width, batch)
-    if head is not None:
-        times = passes if head.passes > 1 else head.passes
-        low, high = draft_costs(target, head.size(target), device, precision)
+    if paper is not None:
+        times = passes if paper.passes > 1 else paper.passes
+        low, high = draft_costs(target, head_size(paper, target), device, precision)
         return times * low + v, times * high + v
     costs = [draft_costs(target, draft, device, precision) for draft in drafts]
     return passes * min(low for low, _ in costs) + v, passes * max(high for _, high in costs) + v

@@ -47,10 +47,9 @@ def group_times(records: Iterable[Record]) -> Times:
     """A table of the times and token counts of one cell, with a row for each (group, replicate, repeat).
 
     `rows` is the number of prompts in the group. The other columns exist for the method and, with the prefix
-    `baseline_`, for the
-    baseline: `tokens` (all emitted tokens), `decode_tokens` (without those that prefill emitted, usually the first),
-    `decode_s`, `ttft_s`, `prefill_s` (`ttft_s` and the drafter's own prefill) and `energy_j` (the whole generation, NaN
-    where not counted). Times in seconds and energies in joules are those of the whole batch.
+    `baseline_`, for the baseline: `tokens` (all emitted tokens), `decode_tokens` (without those that prefill emitted,
+    usually the first), `decode_s`, `ttft_s`, `prefill_s` (`ttft_s` and the drafter's own prefill) and `energy_j` (the
+    whole generation, NaN where not counted). Times in seconds and energies in joules are those of the whole batch.
     """
     grouped: dict[tuple[int, int, int], list[Record]] = {}
     for record in records:
@@ -164,8 +163,8 @@ def _log_speedups(times: Times, scope: Scope) -> tuple[list[tuple[int, ...]], Va
 
 
 def _by_replicate(keys: Sequence[tuple[int, ...]], values: Values) -> pd.Series:
-    places = np.array(keys, dtype=int).reshape(-1, 2)
-    return pd.Series(values, index=pd.MultiIndex.from_arrays(list(places.T), names=["group", "replicate"]))
+    origins = np.array(keys, dtype=int).reshape(-1, 2)
+    return pd.Series(values, index=pd.MultiIndex.from_arrays(list(origins.T), names=["group", "replicate"]))
 
 
 def _together(

@@ -11,12 +11,12 @@ the variance of the skewness in normal samples, and 1 is the variance that is as
 (tasks) adds variances and has the degrees of freedom of Welch and Satterthwaite. A ratio of sums is linearised, with
 the variance HC2 and the degrees of freedom of Bell and McCaffrey (2002).
 
-Coverage, simulated by `python benchmarks/interval_coverage.py` (docs/log/statistics.md, "Intervals"): 93 to 97 % with 4 to 64
-units, for normal units, for units of Student's t with 3 degrees of freedom (97.6 % for a ratio of 4) and for units as
-skewed as a lognormal of σ = 0.5 (skewness 1.75).
-Limit: for units with a skewness of 2.9 (a lognormal of σ = 0.7) coverage is 91 % with 4 to 6 units, 92 % with 8 and 94
-% with 16. Counting the whole skewness would raise this to 93 %, but make the interval of 4 normal units 1.7 times as
-wide as Student's. Log speedups of prompts are far less skewed.
+Coverage, simulated by `python benchmarks/interval_coverage.py` (docs/log/statistics.md, "Intervals"): 93 to 97 % with 4
+to 64 units, for normal units, for units of Student's t with 3 degrees of freedom (97.6 % for a ratio of 4) and for
+units as skewed as a lognormal of σ = 0.5 (skewness 1.75). Limit: for units with a skewness of 2.9 (a lognormal of σ =
+0.7) coverage is 91 % with 4 to 6 units, 92 % with 8 and 94 % with 16. Counting the whole skewness would raise this to
+93 %, but make the interval of 4 normal units 1.7 times as wide as Student's. Log speedups of prompts are far less
+skewed.
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ class Estimate:
     """How many units the value rests on; 0 where it rests on none of its own, as an error that is added to a value."""
 
     def interval(self, level: float = LEVEL) -> tuple[Numbers, Numbers]:
-        """(low, high) at `level`; NaN for fewer than `LEAST_UNITS` units, and where a part of the estimate is not known."""
+        """(low, high) at `level`; NaN for fewer than `LEAST_UNITS` units, and where a part of the estimate is not
+        known.
+        """
         few = (np.asarray(self.units) > 0) & (np.asarray(self.units) < LEAST_UNITS)
         error, reach = np.sqrt(self.variance), np.where(few, np.nan, student(self.freedom, level))
         with np.errstate(divide="ignore", invalid="ignore"):

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 
 from specrig.study.claims import Claim
+from specrig.tasks.variants import SIGN
 
 DATA_SETS = {
     "cnndm": ("cnndm", "cnndailymail", "specbenchsummarization"),
@@ -14,15 +15,18 @@ DATA_SETS = {
     "nq": ("naturalquestions", "specbenchqa"),
     "gsm8k": ("gsm8k", "specbenchmath"),
 }
-"""A source's name of a data set -> how the names of its rows in tasks.tsv may end. Both are in the spelling of `plain`."""
+"""A source's name of a data set -> how the names of its rows in tasks.tsv may end. Both are in the spelling of `plain`.
+"""
 
 
 def matches_task(claim: Claim, name: str) -> bool:
     """Whether the row `name` of tasks.tsv holds the claim's task.
 
     Where the source names a data set, the row's name must end in it. Where it names only a kind of task, the row's name
-    must contain it. `_chat` at its end says how prompts are put, not what they are.
+    must contain it. `_chat` at its end says how prompts are put, not what they are. No source reports a variant alone.
     """
+    if SIGN in name:
+        return False
     data_set, row = plain(claim.data_set), plain(name.removesuffix("_chat"))
     if data_set:
         return row.endswith(DATA_SETS.get(data_set, (data_set,)))

@@ -1,8 +1,7 @@
 """Check whether a reported figure follows from its own conditions.
 
 The model is Leviathan 2211.17192 (eq. 1, Theorem 3.8) with costs from the roofline. A claim is checked against what the
-same
-source reports about the same experiment: its acceptance, its baseline, its other figures.
+same source reports about the same experiment: its acceptance, its baseline, its other figures.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from itertools import product
 
 from specrig.analysis.cost_model import expected_tokens, required_alpha, walltime_improvement
 from specrig.analysis.roofline import BYTES, pass_seconds, size_of
-from specrig.analysis.rounds import HEADS, Range, round_cost
+from specrig.analysis.rounds import Range, papers, round_cost
 from specrig.models.facts.devices import find_device
 from specrig.study.claims import TIMED, Claim
 
@@ -80,8 +79,8 @@ def _calculation(claim: Claim) -> Theory:
         holds = [k for k in USUAL_K if walltime_improvement(alphas[0], k, costs[0]) * (1 + ABOVE) >= k]
         return Theory(
             len(holds) == len(USUAL_K),
-            f"(k+1)/(k·c+1) reaches k only up to k = {max(holds, default=0)} at c = {costs[0]:.2f}; a draft that IS the target has c = 1 and gives "
-            f"{walltime_improvement(1.0, 4, 1.0):.2f}x at any k",
+            f"(k+1)/(k·c+1) reaches k only up to k = {max(holds, default=0)} at c = {costs[0]:.2f}; a draft that IS "
+            f"the target has c = 1 and gives {walltime_improvement(1.0, 4, 1.0):.2f}x at any k",
         )
     found = [walltime_improvement(alpha, k, c) for alpha, k, c in product(alphas, ks, costs)]
     ceiling = expected_tokens(alphas[1], max(ks))
@@ -108,8 +107,8 @@ def _statement(claim: Claim) -> Theory:
     floor = min(walltime_improvement(0.5, k, USUAL_C[1]) for k in ks)
     return Theory(
         high <= reach * (1 + ABOVE),
-        f"at c = {USUAL_C[0]:.2f}, k = {_ks(ks)}, Theorem 3.8 asks for α from {least:.2f} to {most:.2f}; α from 0.5 to 0.9 and c up to "
-        f"{USUAL_C[1]:.2f} give {floor:.2f} to {reach:.2f}x",
+        f"at c = {USUAL_C[0]:.2f}, k = {_ks(ks)}, Theorem 3.8 asks for α from {least:.2f} to {most:.2f}; α from 0.5 to "
+        f"0.9 and c up to {USUAL_C[1]:.2f} give {floor:.2f} to {reach:.2f}x",
         floor,
         reach,
     )
@@ -125,7 +124,8 @@ def _baseline(claim: Claim) -> Theory:
     share = claim.interval[1] / most
     return Theory(
         1 - BELOW <= share <= 1 + ABOVE,
-        f"reading the weights ({precision}) once a token allows {most:.0f} tokens/s on {device.device}: the figure is {share:.0%} of it",
+        f"reading the weights ({precision}) once a token allows {most:.0f} tokens/s on {device.device}: the figure is "
+        f"{share:.0%} of it",
         most,
         most,
     )
@@ -151,9 +151,9 @@ def _speed(claim: Claim, family: Sequence[Claim]) -> Theory:
         return Theory(None, "what a round of this method costs is not known")
     cheap, dear = min(low for low, _ in rounds), max(high for _, high in rounds)
     lengths, where = _lengths(claim, family)
-    shown = f"a round costs {_span((cheap, dear))} target passes"
+    cost_text = f"a round costs {_span((cheap, dear))} target passes"
     if lengths is None:
-        return _ceiling(claim, implied, rounds, agrees, shown, text)
+        return _ceiling(claim, implied, rounds, agrees, cost_text, text)
     low, high = lengths[0] / dear, lengths[1] / cheap
     fits = implied[1] >= low * (1 - BELOW) and implied[0] <= high * (1 + ABOVE)
     ends = "" if implied == claim.interval else f"{text}: "
@@ -162,22 +162,27 @@ def _speed(claim: Claim, family: Sequence[Claim]) -> Theory:
     kept = "–".join(dict.fromkeys((f"{implied[0] / high:.0%}", f"{implied[1] / low:.0%}")))
     return Theory(
         fits,
-        f"{ends}{where}; {shown}: {_span((low, high))}x predicted, {_span(implied)}x reported ({kept} of it)",
+        f"{ends}{where}; {cost_text}: {_span((low, high))}x predicted, {_span(implied)}x reported ({kept} of it)",
         *scale,
     )
 
 
-def _ceiling(claim: Claim, implied: Range, rounds: list[Range], agrees: bool | None, shown: str, text: str) -> Theory:
+def _ceiling(
+    claim: Claim, implied: Range, rounds: list[Range], agrees: bool | None, cost_text: str, text: str
+) -> Theory:
     """Check a speed without a reported acceptance: whether any acceptance can give it."""
-    head = HEADS.get(_core(claim))
-    k = max(claim.ks) if claim.ks else head.depth if head else None
+    paper = papers().get(_core(claim))
+    k = max(claim.ks) if claim.ks else paper.depth if paper else None
     needed = implied[1] * min(low for low, _ in rounds)
     if k is not None and needed > (k + 1) * (1 + ABOVE):
         most = (k + 1) / min(low for low, _ in rounds)
         return Theory(
-            False, f"{shown}; with every token accepted it gives {most:.2f}x, {implied[1]:.2f}x are reported", NAN, most
+            False,
+            f"{cost_text}; with every token accepted it gives {most:.2f}x, {implied[1]:.2f}x are reported",
+            NAN,
+            most,
         )
-    requirement = f"{shown}: it takes {_span((implied[0] * rounds[0][0], needed))} tokens a pass"
+    requirement = f"{cost_text}: it takes {_span((implied[0] * rounds[0][0], needed))} tokens a pass"
     if _core(claim) == "draft_model" and k:
         alpha = required_alpha(implied[1], k, (rounds[0][0] - 1) / k)
         requirement += f", α = {alpha:.2f}" if alpha is not None else ""
@@ -244,7 +249,8 @@ def _lengths(claim: Claim, family: Iterable[Claim]) -> tuple[Range | None, str]:
             lengths = min(found), max(found)
             return (
                 lengths,
-                f"α = {_span(other.interval)} ({other.id}) and k = {_ks(claim.ks)} give {_span(lengths)} tokens a pass (eq. 1)",
+                f"α = {_span(other.interval)} ({other.id}) and k = {_ks(claim.ks)} give {_span(lengths)} tokens a pass "
+                "(eq. 1)",
             )
     parts = [
         other

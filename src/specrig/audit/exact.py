@@ -62,9 +62,9 @@ class ExactTest:
             max(part.detectable(level / len(self.parts), power) for part in self.each) for power in (SEEN, UNSEEN)
         )
         return (
-            f"within chance of the target's distribution; a bias of {seen:.3f} in total variation at one of the tokens, the same "
-            f"whenever the same token comes before, would be seen in {100 * SEEN:.0f} % of such audits, one of {unseen:.3f} in "
-            f"{100 * UNSEEN:.0f} %"
+            f"within chance of the target's distribution; a bias of {seen:.3f} in total variation at one of the "
+            f"tokens, the same whenever the same token comes before, would be seen in {100 * SEEN:.0f} % of such "
+            f"audits, one of {unseen:.3f} in {100 * UNSEEN:.0f} %"
         )
 
 

@@ -2,7 +2,8 @@
 
 Floating-point sums depend on how many tokens a pass holds, so two tokens whose logits agree to the last digits may
 swap. In bfloat16 the last digit of a logit of 20 is worth 0.125: this happens every few dozen tokens. A divergence is a
-tie if the target's logits of both tokens, computed again in float32, lie within a stated number of the precision's units.
+tie if the target's logits of both tokens, computed again in float32, lie within a stated number of the precision's
+units.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ def units_of(dtype: str) -> str:
 
 
 def spacing(dtype: str, value: float) -> float:
-    """The distance of `value` to its neighbours in a precision; below 1 that at 1, since logits are sums of larger terms."""
+    """The distance of `value` to its neighbours in a precision; below 1 that at 1, since logits are sums of larger
+    terms.
+    """
     exponent = math.frexp(max(abs(value), 1.0))[1] - 1
     return 2.0 ** (exponent - DIGITS[units_of(dtype)])
 
@@ -100,7 +103,8 @@ def summary(divergences: Sequence[Divergence], outputs: int) -> str:
         dtype, widest = ties[0].dtype, max(one.units for one in ties)
         limit = TIE_UNITS[units_of(dtype)]
         parts.append(
-            f"{len(ties)} differ at numerical ties (at most {widest:.2g} {dtype} units apart in float32; up to {limit:g} pass)"
+            f"{len(ties)} differ at numerical ties (at most {widest:.2g} {dtype} units apart in float32; up to "
+            f"{limit:g} pass)"
         )
     if failed := [one for one in divergences if not one.tie]:
         parts.append(f"{len(failed)} differ otherwise; {max(failed, key=lambda one: one.units).describe()}")

@@ -23,8 +23,8 @@ FAMILY_WISE = 0.01
 
 
 def holm_failures(p_values: Sequence[float], level: float = FAMILY_WISE) -> NDArray[np.bool_]:
-    """Which tests fail by Holm's procedure: the smallest of m p-values at level / m, the next at level / (m - 1), and so
-    on to the first that passes.
+    """Which tests fail by Holm's procedure: the smallest of m p-values at level / m, the next at level / (m - 1), and
+    so on to the first that passes.
     """
     values = np.asarray(p_values, dtype=float)
     order = np.argsort(values, kind="stable")

@@ -3,7 +3,7 @@
 Probability integral transform: order the vocabulary by the target's probability given what was emitted before, let F be
 the probability of all tokens ahead of the emitted one and p its own; then F + U p with U uniform is uniform on [0, 1)
 whatever the distribution, and independent from place to place (Rosenblatt, 1952). A method that favours what its draft
-favours shifts these values towards 0; a Kolmogorov-Smirnov test of the values of all places sees it.
+favours shifts these values towards 0; a Kolmogorov-Smirnov test of the values of all positions sees it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,10 @@ class Uniformity:
         if self.p_value <= level:
             return f"{self.values} tokens, not uniform"
         seen = min(1.0, float(kstwo.isf(level, self.values) + norm.ppf(SEEN) / (2 * self.values**0.5)))
-        return f"{self.values} tokens, within chance of uniform; a shift of {seen:.2f} would be seen in {100 * SEEN:.0f} % of such tests"
+        return (
+            f"{self.values} tokens, within chance of uniform; a shift of {seen:.2f} would be seen in {100 * SEEN:.0f} "
+            "% of such tests"
+        )
 
 
 def transform(
@@ -64,6 +67,6 @@ def uniformity(values: NDArray[np.float64]) -> Uniformity:
     n = len(values)
     if n == 0:
         return Uniformity(0.0, float("nan"), 0)
-    line, places = np.sort(values), np.arange(n + 1) / n
-    distance = 1.0 if line[-1] >= 1 else float(max((places[1:] - line).max(), (line - places[:-1]).max()))
+    line, steps = np.sort(values), np.arange(n + 1) / n
+    distance = 1.0 if line[-1] >= 1 else float(max((steps[1:] - line).max(), (line - steps[:-1]).max()))
     return Uniformity(distance, float((values < 0.05).mean()), n)

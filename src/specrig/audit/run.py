@@ -232,7 +232,7 @@ def _judged(
 
 
 def _row(cell: Cell, lossless: bool, outcome: Outcome) -> dict[str, Any]:
-    """lossless: whether the method claims to be; one that does not is shown without a verdict."""
+    """lossless: whether the method claims to be; one that does not has no verdict."""
     found = outcome if lossless else outcome._replace(passed=True, finding=f"lossy by design; {outcome.finding}")
     place = {name: getattr(cell, name) for name in COLUMNS if name in type(cell).model_fields}
     return place | found._asdict()

@@ -5,8 +5,9 @@ What is tested is the sampler, not the model, so the weights are drawn, and draw
 work to do:
 
 - The target's next token depends most on the last one, somewhat on those before. No outcome is without probability.
-- Draft and heads know the target's favourites and are wrong about the rest. They share about half to two thirds of their probability with the target.
-  So drafts are rejected often (corrections, second and third siblings) and accepted to their end often (bonus tokens).
+- Draft and heads know the target's favourites and are wrong about the rest. They share about half to two thirds of
+  their probability with the target. So drafts are rejected often (corrections, second and third siblings) and accepted
+  to their end often (bonus tokens).
 - The prompt follows the target's favourites, so that drafts from the context are accepted to their end as well.
 """
 
@@ -31,13 +32,15 @@ PROMPT = (3, 2, 7, 4, 5, 1, 0, 4, 5, 6, 0, 4, 5)
 """
 
 SEED = 15
-"""Of the weights: a draw for which draft and target differ most where siblings and corrections decide (docs/audit.md)."""
+"""Of the weights: a draw for which draft and target differ most where siblings and corrections decide (docs/audit.md).
+"""
 SHARPNESS = 1.5
 """Standard deviation of the target's logits for a given last token."""
 OVERCONFIDENCE = 1.4
 """How much surer than the target draft and heads are of their favourites, right or wrong."""
 COMMON = 0.4
-"""Length of what all embeddings share, for a token's own of 1: it makes tokens likely or unlikely whatever went before."""
+"""Length of what all embeddings share, for a token's own of 1: it makes tokens likely or unlikely whatever went before.
+"""
 CONTEXT = 0.2
 """Deviation of the target's layers: how much the tokens before the last one count."""
 LAYERS = 0.08
@@ -250,4 +253,6 @@ MAKERS: dict[str, Callable[[Path, Any, int], None]] = {
     "layer_skip": _layer_skip,
     "pard": _pard,
 }
-"""Heads that are made for this pair; others are drawn, untrained: then drafts are seldom accepted, and a test sees less."""
+"""Heads that are made for this pair; others are drawn, untrained: then drafts are seldom accepted, and a test sees
+less.
+"""

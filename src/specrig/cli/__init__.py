@@ -53,9 +53,25 @@ def options(
 
 app.command(context_settings={"ignore_unknown_options": True})(run.run)
 for verb in (
-    *(plan.plan, plan.where, plan.advise, plan.pin, plan.methods, plan.schema),
-    *(train.prompts, train.convert, train.corpus, train.train, train.write_text, train.train_jointly),
-    *(measure.measure, measure.remeasure, measure.audit, measure.audit_exact),
+    *(plan.plan, plan.where, plan.clean, plan.advise, plan.pin, plan.methods, plan.schema),
+    *(
+        train.prompts,
+        train.convert,
+        train.corpus,
+        train.train,
+        train.write_text,
+        train.train_jointly,
+        train.pack_weights,
+    ),
+    *(
+        measure.answers,
+        measure.measure,
+        measure.tune,
+        measure.traffic,
+        measure.remeasure,
+        measure.audit,
+        measure.audit_exact,
+    ),
     *(report.tables, report.quality, report.figures, report.track, report.report, report.paper),
     *(decode.decode, doctor.doctor, share.publish, share.verify, share.gallery, share.compare),
 ):

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from specrig.cli.arguments import DEFAULT, ConfigFile, StudyFile, load
+from specrig.cli.arguments import DEFAULT, ConfigFile, Json, PairName, StudyFile, load, print_json
+from specrig.terminal import console
 
 
 def measure(
@@ -30,9 +31,65 @@ def measure(
     )
 
 
+def traffic(
+    study: StudyFile,
+    engine: Annotated[str, typer.Option()],
+    pair: Annotated[str, typer.Option()],
+    method: Annotated[str, typer.Option()],
+) -> None:
+    """Measure a method's servers under load: the missing points, in one process."""
+    from specrig.measurement.traffic.ladder import measure_traffic
+
+    measure_traffic(load(study), engine, pair, method)
+
+
+def tune(
+    config: ConfigFile = DEFAULT,
+    from_records: Annotated[
+        Path | None,
+        typer.Option(help="Measure nothing: replay on a finished study (results folder, published folder or config)"),
+    ] = None,
+    share: Annotated[float, typer.Option(min=0.0, max=1.0, help="Share of the grid's measurements to spend")] = 0.1,
+    orders: Annotated[int, typer.Option(min=0, help="With --from-records: random orders of the prompts")] = 100,
+    as_json: Json = False,
+) -> None:
+    """Find the best method and k of each task by successive halving, at about a tenth of the grid's measurements.
+
+    Cells that are measured stay: the same command goes on after an interruption.
+    """
+    from specrig.planning.tune import replay, show_tuned, tune
+
+    if from_records is None:
+        found = tune(load(config), share)
+    else:
+        from specrig.results.study_results import StudyResults
+        from specrig.sharing.compare.sources import opened
+
+        with opened(from_records) as study:
+            found = replay(StudyResults(study), share, orders)
+    if as_json:
+        print_json(found)
+    else:
+        show_tuned(found, console())
+
+
+def answers(
+    study: StudyFile, pair: PairName, task: Annotated[str, typer.Option(help="Row of tasks.tsv with turns")]
+) -> None:
+    """Let the target of a pair answer the turns of a task's conversations, all but the last."""
+    from specrig.measurement.answers import write_answers
+
+    loaded = load(study)
+    if (pair, task) not in loaded.grid.conversations:
+        known = ", ".join(" ".join(each) for each in loaded.grid.conversations) or "none"
+        raise typer.BadParameter(f"study {loaded.study} has no turns of {task!r} on {pair!r} (it has: {known})")
+    write_answers(loaded, pair, task, loaded.root)
+
+
 def remeasure(
     config: ConfigFile = DEFAULT,
     study: Annotated[Path | None, typer.Option(hidden=True, help="The same; reports of older versions name it")] = None,
+    as_json: Json = False,
 ) -> None:
     """Quarantine the records of disturbed cells: the next run of the study measures only these cells again."""
     from specrig.measurement.quarantine import quarantine_disturbed
@@ -40,20 +97,23 @@ def remeasure(
     from specrig.results.study_data import read_study
 
     loaded = load(study or config)
-    found = read_study(loaded.root)
     disturbed: dict[Path, dict[str, None]] = {}
-    for name, reasons in found.disturbances.items():
+    reasons = [(name, reason) for name, found in read_study(loaded.root).disturbances.items() for reason in found]
+    for name, reason in reasons:
         job, _, slug = name.rpartition("/")
-        for reason in reasons:
-            folder = replicate_folder(loaded.root / "records" / job, reason.replicate)
-            disturbed.setdefault(folder, {})[slug] = None
-            typer.echo(f"{name}, replicate {reason.replicate}: {reason.text}")
+        disturbed.setdefault(replicate_folder(loaded.root / "records" / job, reason.replicate), {})[slug] = None
     for folder, slugs in disturbed.items():
         quarantine_disturbed(folder, slugs)
-    count = sum(map(len, disturbed.values()))
+    files = [folder / f"{slug}.jsonl" for folder, slugs in disturbed.items() for slug in slugs]
+    if as_json:
+        cells = [{"cell": name, "replicate": reason.replicate, "reason": reason.text} for name, reason in reasons]
+        print_json({"disturbed": cells, "quarantined": files})
+        return
+    for name, reason in reasons:
+        typer.echo(f"{name}, replicate {reason.replicate}: {reason.text}")
     typer.echo(
-        f"{count} record files quarantined: run the study again (make, or snakemake) to measure them"
-        if count
+        f"{len(files)} record files quarantined: run the study again (make, or snakemake) to measure them"
+        if files
         else "no cell is disturbed"
     )
 

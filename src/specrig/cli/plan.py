@@ -1,14 +1,18 @@
-"""The verbs that plan a study: its cells, its paths, advice, pinned revisions, methods, schemas."""
+"""The verbs that plan a study: its cells, its paths, trained parts, advice, pinned revisions, methods, schemas."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from specrig.cli.arguments import DEFAULT, ConfigFile, Json, known_methods, load, print_json
-from specrig.terminal import console
+from specrig.terminal import Column, console, print_table
+
+if TYPE_CHECKING:
+    from specrig.dag.trained import Part
 
 
 def plan(config: ConfigFile = DEFAULT, as_json: Json = False) -> None:
@@ -23,12 +27,49 @@ def plan(config: ConfigFile = DEFAULT, as_json: Json = False) -> None:
 
 
 def where(config: ConfigFile = DEFAULT, as_json: Json = False) -> None:
-    """Print the paths of a study's report and results."""
+    """Print the paths of a study's report and results, and the trained parts that studies share."""
+    from specrig.dag.trained import TrainedParts
+
     study = load(config)
+    parts = TrainedParts(study).parts()
     if as_json:
-        print_json({"report": study.report, "results": study.root})
+        print_json({"report": study.report, "results": study.root, "trained_parts": parts})
+        return
+    typer.echo(f"Report: {study.report}\nResults: {study.root}")
+    if parts:
+        typer.echo("Trained parts:")
+        _print_parts(parts)
+
+
+def clean(config: ConfigFile = DEFAULT, as_json: Json = False) -> None:
+    """Remove the trained parts that no study beside this one has any more."""
+    from specrig.dag.trained import TrainedParts
+
+    removed = TrainedParts(load(config)).clean()
+    if as_json:
+        print_json({"removed": removed})
+    elif removed:
+        typer.echo("Removed:")
+        _print_parts(removed)
     else:
-        typer.echo(f"Report: {study.report}\nResults: {study.root}")
+        typer.echo("nothing to remove: every trained part is in the folder of a study")
+
+
+def _print_parts(parts: Sequence[Part]) -> None:
+    from specrig.planning.estimate import size_text
+
+    columns = [
+        Column("part"),
+        Column("made by"),
+        Column("in the studies", breaks=True),
+        Column("size", right=True),
+        Column("path"),
+    ]
+    rows = [
+        (part.part, part.made_by, ", ".join(part.needed_by) or "none", size_text(part.bytes), str(part.path))
+        for part in parts
+    ]
+    print_table(console(), columns, rows)
 
 
 def advise(

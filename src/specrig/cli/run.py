@@ -45,7 +45,7 @@ def run(
     # The config stands last: it takes every word behind it that is no option.
     interrupted, code = _wait([sys.executable, "-m", "snakemake", *chosen, *words, "--configfile", str(config)])
     if code:
-        # Of an interruption Snakemake's process has said its line (`dag.interruption`).
+        # After an interruption Snakemake's process has printed its line (`dag.interruption`).
         raise SystemExit(INTERRUPTED) if interrupted else typer.Exit(code)
     if not words:
         study = load(config)

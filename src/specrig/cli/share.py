@@ -21,14 +21,15 @@ def publish(
         str | None, typer.Option("--as", help="Name of the publication. Default: <hardware>-<study>")
     ] = None,
     to: Annotated[Path, typer.Option(help="Folder of publications")] = Path("reports/published"),
+    as_json: Json = False,
 ) -> None:
     """Publish a finished study for others to check: records, tables, figures, report; no weights or prompts."""
     from specrig.sharing.publish import publish, rerender
 
-    if config.is_dir():
-        typer.echo(rerender(config))
+    folder, notes = (rerender(config), []) if config.is_dir() else publish(load(config), name, to)
+    if as_json:
+        print_json({"folder": folder, "notes": notes})
         return
-    folder, notes = publish(load(config), name, to)
     for note in notes:
         typer.echo(note, err=True)
     typer.echo(folder)

@@ -30,8 +30,9 @@ def prompts(
     from specrig.measurement.task_prompts import fetch_prompts
 
     loaded = load(study)
-    if task not in loaded.tasks or not loaded.rows.tasks[task].fetched:
-        known = ", ".join(name for name in loaded.tasks if loaded.rows.tasks[name].fetched) or "none"
+    fetched = [name for name, row in loaded.rows.tasks.items() if row.fetched and name == row.task]
+    if task not in fetched:
+        known = ", ".join(fetched) or "none"
         raise typer.BadParameter(f"study {loaded.study} does not fetch task {task!r} (it fetches: {known})")
     fetch_prompts(loaded, task, loaded.root)
 
@@ -59,26 +60,32 @@ def train(
     if (pair, model) not in loaded.grid.trained:
         known = ", ".join(" ".join(each) for each in loaded.grid.trained) or "none"
         raise typer.BadParameter(f"study {loaded.study} does not train the {model} of {pair!r} (it trains: {known})")
+    from specrig.dag.trained import TrainedParts
     from specrig.heads import of_draft
     from specrig.measurement.quarantine import write_hashes
     from specrig.provenance.trained_for import note
     from specrig.training import stages
 
-    _set_threads(loaded, threads)
     folder, progress = loaded.root / "models" / pair, sys.stderr.isatty()
     corpus, device, target = loaded.root / "corpus", resolve_device(loaded.device), _folder(loaded, pair, "target")
     draft = _folder(loaded, pair, "draft") if of_draft(model) else None
+    parts, key = TrainedParts(loaded), _key(loaded, pair, model, device)
+    if parts.take(key, folder / model):
+        return
+    _set_threads(loaded, threads)
     stages.train(model, loaded.training, corpus, folder, target, progress, device, draft)
     if model != "target":
         note(folder / model, *_target(loaded, pair))
     write_hashes(folder / model)
+    parts.keep(key, folder / model, model, pair)
 
 
 def write_text(study: StudyFile, pair: PairName) -> None:
     """Let the target of a pair write the text that trains its draft and heads, and store its hidden states."""
+    from specrig.dag.trained import TrainedParts
     from specrig.measurement.quarantine import write_hashes
     from specrig.tasks.chat import require_chat_template
-    from specrig.training.stages import TEXT
+    from specrig.training.stages import STAGES, TEXT
     from specrig.training.states import prepare
     from specrig.training.target_text import write_text as write
 
@@ -94,25 +101,28 @@ def write_text(study: StudyFile, pair: PairName) -> None:
         _folder(loaded, pair, "target"),
         resolve_device(loaded.device),
     )
-    corpus = loaded.root / "corpus"
-    write(loaded.training, corpus, models, target, device, loaded.evaluated(loaded.root))
-    write_hashes(models, [TEXT])
+    corpus, parts = loaded.root / "corpus", TrainedParts(loaded)
+    key = parts.text_key(device, target)
+    if not parts.take(key, models / TEXT):
+        write(loaded.training, corpus, models, target, device, loaded.evaluated(loaded.root))
+        write_hashes(models, [TEXT])
+        parts.keep(key, models / TEXT, TEXT.partition(".")[0], pair)
+    learners = [
+        model
+        for owner, model in loaded.grid.trained
+        if owner == pair and STAGES[model].needs == ("target",) and not parts.has(_key(loaded, pair, model, device))
+    ]
     # Here with all cores, and once: trainings run side by side on a part of them.
-    prepare(
-        loaded.training,
-        corpus,
-        models,
-        target,
-        [model for owner, model in loaded.grid.trained if owner == pair],
-        device,
-    )
+    prepare(loaded.training, corpus, models, target, learners, device)
 
 
 def train_jointly(study: StudyFile, pair: PairName) -> None:
     """Train a pair's target jointly with its Medusa heads (Medusa-2), starting from another pair's."""
+    from specrig.dag.trained import TrainedParts
     from specrig.measurement.quarantine import write_hashes
     from specrig.provenance.trained_for import note
     from specrig.training.fit import train_jointly as train
+    from specrig.training.stages import JOINT, TEXT
 
     loaded = load(study)
     base = loaded.rows.pairs[pair].base if pair in loaded.rows.pairs else None
@@ -122,10 +132,28 @@ def train_jointly(study: StudyFile, pair: PairName) -> None:
     models = loaded.root / "models"
     progress, device = sys.stderr.isatty(), resolve_device(loaded.device)
     target = _folder(loaded, base, "target")
+    parts, learns_from = TrainedParts(loaded), [target, models / base / "medusa", models / base / TEXT]
+    keys = {part: parts.key(f"joint {part}", device, learns_from, JOINT) for part in ("target", "medusa")}
+    if all(map(parts.has, keys.values())) and all(parts.take(key, models / pair / part) for part, key in keys.items()):
+        return
     train(loaded.training, loaded.root / "corpus", models / base, models / pair, target, progress, device)
     note(models / pair / "medusa", *_target(loaded, pair))
     for model in ("target", "medusa"):
         write_hashes(models / pair / model)
+        parts.keep(keys[model], models / pair / model, model, pair)
+
+
+def pack_weights(
+    study: StudyFile,
+    pair: PairName,
+    model: Annotated[str, typer.Option(help="draft or a head")],
+    to: Annotated[Path, typer.Option(help="Folder of the pair's weights, e.g. weights/smollm2_135m")],
+    licence: Annotated[str, typer.Option(help="SPDX identifier, the target's licence")],
+) -> None:
+    """Write a trained draft or head as a folder to give away: half the size, with a card."""
+    from specrig.sharing.weights import pack_weights as pack
+
+    typer.echo(pack(load(study), pair, model, to, licence))
 
 
 def _target(study: Study, pair: str) -> tuple[str, str | None]:
@@ -145,6 +173,16 @@ def _folder(study: Study, pair: str, part: str) -> Path:
     if study.rows.pairs[pair].trained_in(part) is None:
         gate.check_decoder(source, revision)
     return Path(source) if Path(source).is_dir() else hub.fetch_folder(source, revision, only=hub.MODEL)
+
+
+def _key(study: Study, pair: str, model: str, device: str) -> str:
+    """The key under which a pair's model is kept (`dag.trained`)."""
+    from specrig.dag.trained import TrainedParts
+    from specrig.training.stages import STAGES, TEXT
+
+    needs = STAGES[model].needs
+    text = [study.root / "models" / pair / TEXT] if needs else []
+    return TrainedParts(study).key(model, device, [*(_folder(study, pair, part) for part in needs), *text])
 
 
 def _set_threads(study: Study, threads: int | None = None) -> None:

@@ -33,7 +33,8 @@ _SKIPPED_FOLDERS = {
 _LONGEST_FILE = 250_000  # bytes: the few longer files are tables and generated code
 # A summary line, a blank line, prose. Parsing is what costs: files without two of these are not parsed for summaries.
 _PROMISING = re.compile(
-    r'"""(?:\n[ \t]*)?[^"\n]{25,110}\n[ \t]*\n[ \t]+(?!Parameters|Args|Arguments|Returns|Example|Raises|>>>|\.\.|[-*:])\S'
+    r'"""(?:\n[ \t]*)?[^"\n]{25,110}\n[ \t]*\n[ '
+    r"\t]+(?!Parameters|Args|Arguments|Returns|Example|Raises|>>>|\.\.|[-*:])\S"
 )
 _NO_PROSE = re.compile(r"^\s*(>>>|\.\. |[-=*]{3,}|\w+:$|[-*:|+])|\n\s*[-=~]{3,}", re.MULTILINE)
 LONGEST_PROSE = 450

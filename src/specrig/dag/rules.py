@@ -1,4 +1,4 @@
-"""What the workflow's rules ask of a study: files, params and resources of each job. No torch here.
+"""What the workflow's rules need of a study: files, params and resources of each job. No torch here.
 
 A param holds what makes its job stale, mostly as a digest: Snakemake runs a job again when a param has changed.
 """
@@ -11,13 +11,15 @@ import sys
 from collections.abc import Callable, Iterable
 from functools import cache, cached_property
 from pathlib import Path
-from typing import IO, Protocol
+from types import SimpleNamespace
+from typing import IO, Protocol, cast
 
 from specrig.cell import Cell, digest
 from specrig.dag.lock import lock_study
 from specrig.decoding.drafters import registry as methods
 from specrig.engines import registry as engines
-from specrig.measurement.plan import job_digest
+from specrig.measurement.answers import answering_cell
+from specrig.measurement.plan import job_digest, method_modules
 from specrig.measurement.quarantine import (
     ENVIRONMENT,
     HASHES,
@@ -32,15 +34,22 @@ from specrig.measurement.quarantine import (
     write_ledger,
 )
 from specrig.measurement.records import replicate_folder, write_atomically
+from specrig.measurement.traffic.records import FOLDER as TRAFFIC
+from specrig.measurement.traffic.records import damaged_points
 from specrig.models.gguf import FILES as CONVERTED_FILES
 from specrig.models.gguf import located
 from specrig.planning.estimate import Demand, PairSize, measuring_demand, pair_sizes, training_demand
+from specrig.provenance.digests import code_digest
 from specrig.study.overlap import prompts_in_both
 from specrig.study.study import Study
+from specrig.study.traffic import Point
+from specrig.tasks.variants import variant_of
 from specrig.training.stages import FILES, JOINT, STAGES, TEXT
 
 JOB_KEYS = ("seed", "prompts", "max_new_tokens", "warmup", "repeats", "device", "threads")
 """Keys of a study that decide what a measuring job measures."""
+LADDER = "specrig.measurement.traffic.ladder"
+"""The module that measures under load."""
 FOR_READERS = {"notes", "licence"}
 """Columns of tables that decide no result."""
 
@@ -246,7 +255,7 @@ class Rules:
     @property
     def scored(self) -> list[str]:
         """The tasks with scorers."""
-        return [task for task in self.study.tasks if self.study.rows.tasks[task].scorer]
+        return [task for task in self.study.tasks if self.study.scorers(task)]
 
     def scoring(self) -> str:
         """Digest of what the scores depend on besides the records: the rows of scored tasks, and two keys."""
@@ -273,8 +282,33 @@ class Rules:
         return [cell for name in self.job_methods(wildcards) for cell in found[wildcards.engine, wildcards.pair, name]]
 
     def job_prompts(self, wildcards: Wildcards) -> list[str]:
-        """Prompt files of the tasks that a job measures."""
-        return sorted(set(self.prompt_files(cell.task for cell in self._job_cells(wildcards))))
+        """Prompt files of the tasks that a job measures, the answers between turns, and the text of contexts."""
+        return self._task_files(wildcards.pair, {cell.task for cell in self._job_cells(wildcards)})
+
+    def _task_files(self, pair: str, tasks: Iterable[str]) -> list[str]:
+        tasks = list(tasks)
+        later = [self.study.paths.answers(pair, task, self.root) for task in tasks if variant_of(task).turn > 1]
+        text = [self.study.paths.context_text(self.root)] if self.study.contexts else []
+        return sorted({*self.prompt_files(tasks), *map(str, later), *map(str, text)})
+
+    def answers_models(self, wildcards: Wildcards) -> list[str]:
+        """Files of the target that answers."""
+        return self.model_files(wildcards.pair, ["target"])
+
+    def answers_settings(self, wildcards: Wildcards) -> str:
+        """Digest of what decides the answers to a task's turns, besides prompts, target and code."""
+        engine = answering_cell(self.study, wildcards.pair, wildcards.task).engine
+        place = SimpleNamespace(engine=engine, pair=wildcards.pair)
+        return (
+            self.job_settings(cast(Wildcards, place))
+            + self.task_row(wildcards)
+            + self.remade(f"answers/{wildcards.pair}/*")
+        )
+
+    def answers_code(self, wildcards: Wildcards) -> str:
+        """Digest of the code that answers."""
+        engine = answering_cell(self.study, wildcards.pair, wildcards.task).engine
+        return code_digest("specrig.measurement.answers", *method_modules(engine, "autoregressive"))
 
     def job_models(self, wildcards: Wildcards) -> list[str]:
         """Files of the models that a job needs: the target, and the draft and heads of its methods."""
@@ -308,6 +342,32 @@ class Rules:
             names = [*failed, *disturbed_names(folder), *quarantined_names(folder, damaged)]
             found += [f"{method}/{name}" for name in names]
         return found
+
+    def loads(self, wildcards: Wildcards) -> list[str]:
+        """The points of a traffic job, and what decides which requests they send."""
+        points, traffic = self._points(wildcards), self.study.traffic
+        assert traffic is not None  # the rule's wildcards are constrained to such studies
+        about = traffic.model_dump(exclude={"goodput", "concurrency", "rate"})
+        return [digest(about), *(f"{point.slug} {digest(point.cell.options)}" for point in points)]
+
+    def _points(self, wildcards: Wildcards) -> list[Point]:
+        return self.study.grid.points[wildcards.engine, wildcards.pair, wildcards.method]
+
+    def traffic_inputs(self, wildcards: Wildcards) -> list[str]:
+        """Prompt files and models of a traffic job."""
+        needs = ["target", *sorted(methods()[wildcards.method].needs)]
+        tasks = {point.cell.task for point in self._points(wildcards)}
+        return [*self._task_files(wildcards.pair, tasks), *self.model_files(wildcards.pair, needs)]
+
+    def failed_points(self, wildcards: Wildcards) -> list[str]:
+        """Points that failed last time, or whose files are not as they were written: the job measures them again."""
+        folder = self.root / TRAFFIC / wildcards.engine / wildcards.pair / wildcards.method
+        index = folder / "index.json"
+        return damaged_points(folder) if index.is_file() else []
+
+    def traffic_code(self, wildcards: Wildcards) -> str:
+        """Digest of the code of a traffic job."""
+        return code_digest(LADDER, *method_modules(wildcards.engine, wildcards.method))
 
     def replicate(self, wildcards: Wildcards) -> int:
         """The number of a measuring job's replicate, from 0."""
@@ -344,15 +404,21 @@ class Rules:
         return {size.pair: size for size in pair_sizes(self.study)}
 
     def measuring(self, wildcards: Wildcards) -> Demand:
-        """What a measuring job asks a cluster for."""
+        """What a measuring job requests from a cluster."""
         return self._measuring_demand(wildcards.engine, wildcards.pair, wildcards.process)
 
+    def under_load(self, wildcards: Wildcards) -> Demand:
+        """What a traffic job asks for: room for two servers."""
+        jobs = [job for job in self.study.grid.jobs if job[:2] == (wildcards.engine, wildcards.pair)]
+        demands = [self._measuring_demand(*job) for job in jobs]
+        return Demand(2 * max(each.memory_mb for each in demands), max(each.minutes for each in demands))
+
     def training(self, model: str | None = None) -> Callable[[Wildcards], Demand]:
-        """What a training asks a cluster for: of `model`, or of the one that the wildcard names."""
+        """What a training requests from a cluster: of `model`, or of the one that the wildcard names."""
         return lambda wildcards: self._training_demand(wildcards.pair, model or wildcards.model)
 
     def auditing(self, wildcards: Wildcards) -> Demand:
-        """What the audit asks for: as much as any measuring job, since it loads one pair after the other."""
+        """What the audit requests: as much as any measuring job, since it loads one pair after the other."""
         demands = [self._measuring_demand(*job) for job in self.study.grid.jobs]
         return Demand(max(each.memory_mb for each in demands), max(each.minutes for each in demands))
 

@@ -10,7 +10,7 @@ import torch
 
 from specrig.decoding.sampling import Sampler
 from specrig.decoding.simulated import SimulatedAcceptance
-from specrig.decoding.types import Context, Draft, Drafter, Generation, Round, TokenCallback, Verdict
+from specrig.decoding.types import Context, Draft, Drafter, Generation, Round, TokenCallback, Verdict, empty_draft
 from specrig.decoding.verify import verify
 from specrig.runtime.device import on_device, padded
 from specrig.runtime.model import CachedModel
@@ -131,11 +131,6 @@ def generate(
         )
         for row in range(B)
     ]
-
-
-def empty_draft(context: Context) -> Draft:
-    """A draft without nodes: the round is a plain decoding step."""
-    return Draft(torch.empty((context.batch_size, 0), dtype=torch.long, device=context.sampler.device))
 
 
 def stop_at(tokens: list[int], room: int, eos: Collection[int]) -> list[int]:

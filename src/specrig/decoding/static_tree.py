@@ -8,11 +8,12 @@ node has children of its own (Hydra).
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from specrig.decoding.types import Context, Draft
+from specrig.decoding.draft_size import DraftSize
+from specrig.decoding.types import Context, Draft, Verdict
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,6 +21,13 @@ if TYPE_CHECKING:
 Ranks = tuple[int, ...]
 FALLBACK = (4, 2, 1)
 """Branching of the tree for heads whose accuracies nobody has measured."""
+MOST = 63
+"""Nodes of the largest fitted tree."""
+
+
+def assumed_accuracy(width: int, depth: int) -> list[list[float]]:
+    """Where nothing was measured: the choice of rank r (from 0) is right with chance 1 / (2r + 2)."""
+    return [[0.5 / (rank + 1) for rank in range(width)]] * depth
 
 
 def regular_tree(branching: Sequence[int], depth: int) -> list[Ranks]:
@@ -37,8 +45,8 @@ def regular_tree(branching: Sequence[int], depth: int) -> list[Ranks]:
     return nodes
 
 
-def sparse_tree(accuracy: Sequence[Sequence[float]], nodes: int, depth: int) -> list[Ranks]:
-    """The `nodes` most promising nodes that form a tree (2401.10774, section 2.3.3), level by level.
+def promising(accuracy: Sequence[Sequence[float]], nodes: int, depth: int) -> list[tuple[float, Ranks]]:
+    """The `nodes` most promising nodes that form a tree (2401.10774, section 2.3.3), each with its promise, best first.
 
     accuracy: per head and rank the chance that this choice is right. A node's promise is the product of the chances
     along its path; that is how much it adds to the expected acceptance length. Products only fall along a path, so the
@@ -47,7 +55,7 @@ def sparse_tree(accuracy: Sequence[Sequence[float]], nodes: int, depth: int) -> 
     Example: accuracy [[0.6, 0.2], [0.5, 0.1]], 3 nodes -> (0,) 0.6, (0, 0) 0.3, (1,) 0.2.
     """
     heap: list[tuple[float, int, Ranks]] = []
-    chosen: list[Ranks] = []
+    chosen: list[tuple[float, Ranks]] = []
 
     def offer(parent: Ranks, promise: float) -> None:
         if len(parent) < min(depth, len(accuracy)):
@@ -57,9 +65,76 @@ def sparse_tree(accuracy: Sequence[Sequence[float]], nodes: int, depth: int) -> 
     offer((), 1.0)
     while heap and len(chosen) < nodes:
         negative, _, path = heapq.heappop(heap)
-        chosen.append(path)
+        chosen.append((-negative, path))
         offer(path, -negative)
-    return sorted(chosen, key=lambda path: (len(path), path))
+    return chosen
+
+
+def level_by_level(paths: Iterable[Ranks]) -> list[Ranks]:
+    """Nodes in topological order."""
+    return sorted(paths, key=lambda path: (len(path), path))
+
+
+def sparse_tree(accuracy: Sequence[Sequence[float]], nodes: int, depth: int) -> list[Ranks]:
+    """The `nodes` most promising nodes that form a tree, level by level."""
+    return level_by_level(path for _, path in promising(accuracy, nodes, depth))
+
+
+class FixedTree:
+    """The nodes of every round's tree, where they depend on nothing but its depth."""
+
+    def __init__(self, paths: Callable[[int], Sequence[Ranks]]) -> None:
+        """paths: from the depth to the nodes, level by level."""
+        self._paths = paths
+        self._trees: dict[int, tuple[Ranks, ...]] = {}
+
+    def tree(self, depth: int) -> tuple[Ranks, ...]:
+        """The round's nodes, at most `depth` levels, level by level."""
+        if depth not in self._trees:
+            self._trees[depth] = tuple(self._paths(depth))
+        return self._trees[depth]
+
+    def learn(self, verdict: Verdict) -> None:
+        """A round is over: nothing changes."""
+
+
+class FittedTree:
+    """As many of the most promising nodes as a pass of that width pays for here (`decoding.draft_size`)."""
+
+    def __init__(self, size: DraftSize, accuracy: Sequence[Sequence[float]]) -> None:
+        """accuracy: see `promising`; what is accepted corrects its scale."""
+        self.size = size
+        self.accuracy = accuracy
+        self._known: dict[tuple[int, float], tuple[list[float], list[Ranks]]] = {}
+        self._trees: dict[tuple[int, float, int], tuple[Ranks, ...]] = {}
+        self._tree: tuple[Ranks, ...] = ()
+
+    def tree(self, depth: int) -> tuple[Ranks, ...]:
+        """The round's nodes, at most `depth` levels, level by level. There may be none."""
+        # In steps, so that few trees are built.
+        trust = round(self.size.trust, 1)
+        if (depth, trust) not in self._known:
+            scaled = [[min(1.0, trust * share) for share in shares] for shares in self.accuracy]
+            best = promising(scaled, MOST, depth)
+            self._known[depth, trust] = [promise for promise, _ in best], [path for _, path in best]
+        promises, paths = self._known[depth, trust]
+        key = depth, trust, self.size.fit(promises)
+        if key not in self._trees:
+            self._trees[key] = tuple(level_by_level(paths[: key[2]]))
+        self._tree = self._trees[key]
+        return self._tree
+
+    def learn(self, verdict: Verdict) -> None:
+        """A round is over, in which every row that went on verified the last tree."""
+        promised, accepted = 0.0, 0
+        for path, tokens in zip(verdict.paths, verdict.tokens, strict=True):
+            if tokens:
+                # The children of the root and of each accepted node were judged.
+                judged = {(), *(self._tree[node] for node in path)}
+                children = (child for child in self._tree if child[:-1] in judged)
+                promised += sum(self.accuracy[len(child) - 1][child[-1]] for child in children)
+                accepted += len(path)
+        self.size.learn(promised, accepted, verdict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +143,8 @@ class Layout:
     a level.
 
     slots: each node's entry in that table where it holds the most likely tokens: (level, rank). draws: its entry where
-    the table holds
-    draws: (level, i) for the i-th child of a node. sources: the level from whose distribution the children of the root
-    and of each node are drawn, up to the last node that has children.
+    the table holds draws: (level, i) for the i-th child of a node. sources: the level from whose distribution the
+    children of the root and of each node are drawn, up to the last node that has children.
     """
 
     depth: int

@@ -13,18 +13,22 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, T
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch import Tensor
 
     from specrig.decoding.sampling import Sampler
+    from specrig.heads.base import Foreign
     from specrig.runtime.types import Parents
 
 Acceptance = Literal["exact", "block", "traversal", "typical"]
 """How drafted tokens are accepted. `exact` (greedy match at temperature 0, above it rejection sampling token by token),
-`block` (rejection sampling of a chain as a whole) and `traversal` (of a tree's paths as wholes) keep the target's distribution; `typical` does not."""
+`block` (rejection sampling of a chain as a whole) and `traversal` (of a tree's paths as wholes) keep the target's
+distribution; `typical` does not.
+"""
 Family = Literal["copying", "draft model", "heads", "one pass", "none"]
-"""What drafts: text that stands already, a model of its own, heads on the target, one pass for all tokens, or nothing."""
+"""What drafts: text that stands already, a model of its own, heads on the target, one pass for all tokens, or nothing.
+"""
 
 LEAST_TEMPERATURE = 1e-6
 """Lowest temperature above 0 that is sampled at: logits divided by less are no longer finite numbers."""
@@ -46,7 +50,8 @@ Temperature = Annotated[float, Field(ge=0, le=10), BeforeValidator(_a_number), A
 """A temperature in a config or a request."""
 
 Criterion: TypeAlias = "Callable[[Tensor], Tensor]"
-"""Typical acceptance: from distributions `[..., V]` to the probability `[...]` that a token must exceed to be accepted."""
+"""Typical acceptance: from distributions `[..., V]` to the probability `[...]` that a token must exceed to be accepted.
+"""
 
 TokenCallback: TypeAlias = "Callable[[int, Sequence[int], Round | None], None]"
 """Called with (row, the tokens it just emitted, their round); the round is None for the first token, from prefill."""
@@ -96,7 +101,7 @@ class Verdict:
     overlap, reached: per row Σ_x min(p, q), summed over the positions that were judged, and the number of these. Their
         ratio is alpha.
     drafted, parents: per row the tokens and parents of all nodes, on the host; parents is None for a chain. A drafter
-        takes them from here: asking the device would make the host wait.
+        takes them from here: reading them from the device would make the host wait.
     logits, hidden: `[B, n + 1, V]` and, after the final norm, `[B, n + 1, D]` of the target at the root and every node.
     aux_hidden_states: `[B, n + 1, F D]`, the target's hidden states at the drafter's F `aux_layers`, joined.
     """
@@ -130,6 +135,13 @@ class Context:
     def batch_size(self) -> int:
         """B, finished rows included."""
         return len(self.tokens)
+
+
+def empty_draft(context: Context) -> Draft:
+    """A draft without nodes: the round is a plain decoding step."""
+    import torch
+
+    return Draft(torch.empty((context.batch_size, 0), dtype=torch.long, device=context.sampler.device))
 
 
 @dataclass(slots=True)
@@ -191,13 +203,19 @@ class ChainOptions(MethodOptions):
 
 
 class Resources(Protocol):
-    """What an engine lends to a drafter. Each is loaded on first use."""
+    """What an engine offers to a drafter. Each is loaded on first use."""
 
     @property
     def target(self) -> Any:
         """The target `CachedModel`. A drafter may read its embedding, LM head and configuration, but never run it.
 
         It may run a model made of some of its layers (`runtime.pruned`), which leaves the target's context as it is.
+        """
+
+    def pass_costs(self) -> Sequence[float]:
+        """What target passes of 1, 2, ... tokens a row cost here, in plain passes, for the rows of the batch that runs.
+
+        They are measured once for each number of rows, so a drafter asks for them in `begin`.
         """
 
     def model(self, name: str) -> Any:
@@ -238,6 +256,28 @@ class RemoteModel(Protocol):
         """The model's bare forward passes since `begin`: see `Drafter.passes`."""
 
 
+@dataclass(frozen=True, slots=True)
+class PaperRound:
+    """The size of a method's head and of its verification with the defaults of its paper.
+
+    width: tokens that one target pass verifies. passes: passes of the head a round. layers, squares, outputs: what the
+    head consists of, in decoder layers, hidden × hidden matrices and output heads of the target. tree: the width is that
+    of the tree, whatever k is; else a source that states k is taken as a chain.
+    """
+
+    width: int
+    passes: int = 0
+    layers: float = 0.0
+    squares: float = 0.0
+    outputs: float = 0.0
+    tree: bool = False
+
+    @property
+    def depth(self) -> int | None:
+        """Tokens on the longest drafted path; None if `passes` does not say."""
+        return self.passes if self.passes > 1 else None
+
+
 class Drafter(ABC):
     """A method. One file in `drafters/` with one subclass whose `name` is the file's name.
 
@@ -258,6 +298,10 @@ class Drafter(ABC):
     """True: the baseline decodes a batch's prompts one by one instead of in a batch of the same size."""
     uses_service: ClassVar[bool] = False
     """Whether its draft model runs in a service (`Resources.remote`)."""
+    foreign: ClassVar[Mapping[str, Foreign]] = {}
+    """Another engine -> how it runs the method. Not inherited; a head of the same name has this in its recipe."""
+    paper: ClassVar[PaperRound | None] = None
+    """A round as the literature runs it, for figures that are judged or predicted unmeasured. Not inherited."""
     aux_layers: tuple[int, ...] = ()
     """The layers whose hidden states it reads as `Verdict.aux_hidden_states`, rising: j is the state after j layers."""
 

@@ -46,9 +46,10 @@ def verify(
 ) -> Verdict:
     """Judge `draft` by the target's `logits` `[B, n + 1, V]` (position 0 is the root, position i + 1 node i).
 
-    Above temperature 0 `typical` replaces rejection sampling by that lossy rule, `block` by block verification
-    of chains and traversal verification of trees. `simulated` replaces the outcome, after all the work of judging, by a declared acceptance. Rows that
-    are not `active` use no random numbers. Returns a Verdict without logits and hidden states.
+    Above temperature 0 `typical` replaces rejection sampling by that lossy rule, `block` by block verification of
+    chains and traversal verification of trees. `simulated` replaces the outcome, after all the work of judging, by a
+    declared acceptance. Rows that are not `active` use no random numbers. Returns a Verdict without logits and hidden
+    states.
     """
     active = [True] * len(logits) if active is None else list(active)
     if block and draft.parents is not None and typical is None and not sampler.greedy:

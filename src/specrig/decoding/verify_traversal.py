@@ -11,7 +11,7 @@ S + 1 - w. So what is left is the same problem with w' = S / (S + 1 - w), p' = m
 child, whichever it was. Without children the node accepts with probability w and draws from p. The root has weight 1,
 and keeps it.
 
-Shapes: B rows, n nodes a row, V vocabulary. Tensors over places have the root at place 0 and node i at place i + 1.
+Shapes: B rows, n nodes a row, V vocabulary. Tensors over slots have the root at slot 0 and node i at slot i + 1.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from specrig.decoding.sampling import Sampler, draw, to_full_vocabulary
 from specrig.decoding.types import Draft, Verdict
-from specrig.decoding.verify_tree import Children, add_row, empty_verdict, parent_places, prepared, read_rows, residual
+from specrig.decoding.verify_tree import Children, add_row, empty_verdict, parent_slots, prepared, read_rows, residual
 from specrig.runtime.device import on_device
 
 
@@ -37,14 +37,14 @@ def verify_traversal(draft: Draft, logits: Tensor, sampler: Sampler, active: Seq
     B, n = draft.tokens.shape
     weights, rest = traversal_weights(draft, p)
     passed = uniforms[:, :n] < weights[:, 1:]
-    # Σ_x min(p, q) by place; of one-hot q by node, p of its token: the first child's is its place's.
+    # Σ_x min(p, q) by slot; of one-hot q by node, p of its token: the first child's is its slot's.
     if draft.probs is None:
-        shares = p[torch.arange(B, device=p.device).unsqueeze(1), parent_places(draft), draft.tokens]
+        shares = p[torch.arange(B, device=p.device).unsqueeze(1), parent_slots(draft), draft.tokens]
     else:
         q = to_full_vocabulary(draft.probs, draft.vocabulary, p.shape[-1])
         shares = torch.minimum(p[:, : q.shape[1]], q).sum(-1)
     ends = on_device(draft.offered, p.device).unsqueeze(1)
-    # A GPU draws for every place at which the path may end, so that the host waits for it only once.
+    # A GPU draws for every slot at which the path may end, so that the host waits for it only once.
     at_once = p.device.type == "cuda"
     every = draw(rest, uniforms.gather(1, ends).expand(B, n + 1)) if at_once else passed[:, :0]
 
@@ -61,38 +61,38 @@ def verify_traversal(draft: Draft, logits: Tensor, sampler: Sampler, active: Seq
 
 
 def traversal_weights(draft: Draft, p: Tensor) -> tuple[Tensor, Tensor]:
-    """By place, the probability that the path to it is accepted once all that is below was rejected, `[B, n + 1]`, and
+    """By slot, the probability that the path to it is accepted once all that is below was rejected, `[B, n + 1]`, and
     what the token behind it is then drawn from, `[B, n + 1, V]` (2505.12398, Algorithm 1).
 
     Neither depends on what is accepted: a node's younger child is met only where the elder ones were rejected.
     """
     B, n = draft.tokens.shape
-    places, rows = parent_places(draft), torch.arange(B, device=p.device)
+    slots, rows = parent_slots(draft), torch.arange(B, device=p.device)
     counts = on_device(draft.offered, p.device)
     w, rest = p.new_ones(B, n + 1), p.clone()
     left = None
     if draft.probs is not None:
         left = to_full_vocabulary(draft.probs, draft.vocabulary, p.shape[-1]).clone()
     for node in range(n):  # a parent stands before its children, an elder sibling before a younger one
-        place, token = places[:, node], draft.tokens[:, node : node + 1]
-        own, at = w[rows, place].unsqueeze(1), rest[rows, place]
+        slot, token = slots[:, node], draft.tokens[:, node : node + 1]
+        own, at = w[rows, slot].unsqueeze(1), rest[rows, slot]
         here = own * at  # w p, [B, V]
         if left is None:
             drawn, goes, short = node < counts, here.gather(1, token), here.scatter(1, token, 0.0)
         else:
-            place = place.clamp(max=left.shape[1] - 1)  # behind them there are no children
-            q = left[rows, place]
+            slot = slot.clamp(max=left.shape[1] - 1)  # behind them there are no children
+            q = left[rows, slot]
             chance = q.gather(1, token)
             drawn = (node < counts) & (chance[:, 0] > 0)  # q = 0: it was never drawn
             goes, short = here.gather(1, token) / chance.clamp(min=1e-38), (here - q).clamp_(min=0.0)
-            left[rows, place] = torch.where(drawn.unsqueeze(1), residual(q, None, token[:, 0]), q)
+            left[rows, slot] = torch.where(drawn.unsqueeze(1), residual(q, None, token[:, 0]), q)
         w[:, node + 1] = torch.where(drawn, goes[:, 0].clamp(max=1.0), 0.0)
         total = short.sum(-1, keepdim=True)
         # Where rounding left nothing of a certain node, a rejection could not have been.
         after = torch.where(total > 0, total / (total + 1.0 - own), (own >= 1.0).to(own.dtype))
         kept = drawn.unsqueeze(1)
-        w[rows, places[:, node]] = torch.where(kept, after, own)[:, 0]
-        rest[rows, places[:, node]] = torch.where(kept & (total > 0), short / total, at)
+        w[rows, slots[:, node]] = torch.where(kept, after, own)[:, 0]
+        rest[rows, slots[:, node]] = torch.where(kept & (total > 0), short / total, at)
     return w, rest
 
 

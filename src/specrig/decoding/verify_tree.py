@@ -1,6 +1,6 @@
 """Verification of trees, and of chains under typical acceptance: see `verify` for the rules and their sources.
 
-Shapes: B rows, n nodes a row, V vocabulary. Tensors over places have the root at place 0 and node i at place i + 1.
+Shapes: B rows, n nodes a row, V vocabulary. Tensors over slots have the root at slot 0 and node i at slot i + 1.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def verify_tree(
 
 
 def prepared(draft: Draft, logits: Tensor, sampler: Sampler, active: Sequence[bool]) -> tuple[Draft, Tensor, Tensor]:
-    """The draft without the trees of finished rows, the target's distributions `[B, n + 1, V]`, and the uniforms `[B, n +
-    1]` that rows judge with: one for each node that is offered, then one for the token at the end.
+    """The draft without the trees of finished rows, the target's distributions `[B, n + 1, V]`, and the uniforms `[B, n
+    + 1]` that rows judge with: one for each node that is offered, then one for the token at the end.
     """
     p = sampler.probs(logits)
     if not all(active):  # a finished row offers nothing, so that nobody walks its tree
@@ -106,7 +106,7 @@ def empty_verdict(draft: Draft) -> Verdict:
 def add_row(verdict: Verdict, row: Row, path: list[int], extra: float, shares: Sequence[float] | None) -> None:
     """Add one row's outcome: the accepted path, then the token `extra`.
 
-    shares: by place, Σ_x min(p, q) over the children of the root and of each node. None at temperature 0, where the sum
+    shares: by slot, Σ_x min(p, q) over the children of the root and of each node. None at temperature 0, where the sum
     is 1 if a child is accepted and else 0.
     """
     visited = [-1, *path]
@@ -133,7 +133,7 @@ def _greedy(draft: Draft, logits: Tensor) -> Verdict:
     """Temperature 0: a child is accepted where its token is the target's most likely one at its parent."""
     verdict = empty_verdict(draft)
     for row in read_rows(draft, argmax(logits)):
-        chosen = row.values  # by place
+        chosen = row.values  # by slot
         path = _first(row.children, lambda node, child, row=row: row.tokens[child] == row.values[node + 1])  # type: ignore[misc]
         add_row(verdict, row, path, chosen[path[-1] + 1 if path else 0], None)
     return verdict
@@ -142,12 +142,12 @@ def _greedy(draft: Draft, logits: Tensor) -> Verdict:
 def _typical(draft: Draft, p: Tensor, uniforms: Tensor, typical: Criterion) -> Verdict:
     """Medusa's lossy rule: the longest path whose every token passes; of equally long paths the one offered first."""
     B, n = draft.tokens.shape
-    # A token of the target's own for every place at which the path may end, all drawn by the row's last uniform: [B, n
+    # A token of the target's own for every slot at which the path may end, all drawn by the row's last uniform: [B, n
     # + 1].
     ends = on_device(draft.offered, p.device).unsqueeze(1)
     extra = draw(p, uniforms.gather(1, ends).expand(B, n + 1))
     # Each node's token must exceed the threshold of the target's distribution at its parent: [B, n].
-    above = parent_places(draft)
+    above = parent_slots(draft)
     passed = p[torch.arange(B, device=p.device).unsqueeze(1), above, draft.tokens] > typical(p).gather(1, above)
     verdict = empty_verdict(draft)
     for row in read_rows(draft, passed.long(), extra):
@@ -162,8 +162,8 @@ def _typical(draft: Draft, p: Tensor, uniforms: Tensor, typical: Criterion) -> V
     return verdict
 
 
-def parent_places(draft: Draft) -> Tensor:
-    """`[B, n]`: the place of each node's parent."""
+def parent_slots(draft: Draft) -> Tensor:
+    """`[B, n]`: the slot of each node's parent."""
     B, n = draft.tokens.shape
     if isinstance(draft.parents, Tensor):
         return draft.parents + 1
@@ -195,7 +195,7 @@ def _walked(draft: Draft, p: Tensor, uniforms: Tensor) -> Verdict:
     """Multi-candidate rejection sampling (2305.09781, Algorithm 2), siblings without replacement, along the path that
     is taken.
 
-    p: `[B, n + 1, V]`, the target's distributions by place; uniforms: `[B, n + 1]`, one a node and behind them the last
+    p: `[B, n + 1, V]`, the target's distributions by slot; uniforms: `[B, n + 1]`, one a node and behind them the last
     token's.
     """
     verdict = empty_verdict(draft)
@@ -219,7 +219,7 @@ def _walked(draft: Draft, p: Tensor, uniforms: Tensor) -> Verdict:
                 token = draft.tokens[index, child]
                 q = 1.0 if left is None else float(left[token])
                 if q <= 0:
-                    continue  # q had fewer tokens than siblings were asked of it: this one was never drawn
+                    continue  # q had fewer tokens than siblings that were drawn from it: this one was never drawn
                 # Accept with probability min(1, p / q): u q < p needs no division.
                 if judged[index][child] * q < float(rest[token]):
                     node = child
@@ -230,7 +230,7 @@ def _walked(draft: Draft, p: Tensor, uniforms: Tensor) -> Verdict:
                 left = None if left is None else residual(left, None, token)
         # The path ends here: the target's own token comes from what its rejected children left of p.
         extra = int(draw(rest, uniforms[index, counts[index]]))
-        add_row(verdict, row, path, extra, [shares.get(place, 0.0) for place in range(here + 2)])
+        add_row(verdict, row, path, extra, [shares.get(slot, 0.0) for slot in range(here + 2)])
     return verdict
 
 
@@ -242,16 +242,16 @@ def _judged(draft: Draft, p: Tensor, uniforms: Tensor) -> Verdict:
     """
     B, n = draft.tokens.shape
     counts = on_device(draft.offered, p.device).unsqueeze(1)
-    above = parent_places(draft)
+    above = parent_slots(draft)
     nodes = torch.arange(n, device=p.device)
 
     # A node's rank is the number of its elder siblings: [B, n] of [B, n (younger), n (elder)].
     elder = (above.unsqueeze(1) == above.unsqueeze(2)) & (nodes < nodes.unsqueeze(1))
     rank = elder.sum(-1)
     width = _width(draft)
-    m = n + 1 if draft.probs is None else draft.probs.shape[1]  # places that can have children
+    m = n + 1 if draft.probs is None else draft.probs.shape[1]  # slots that can have children
 
-    # table[b, place, rank]: the child of that rank, n where there is none. Padding and probes are nobody's children:
+    # table[b, slot, rank]: the child of that rank, n where there is none. Padding and probes are nobody's children:
     # they are all written to the spare column `width` of the root, which is cut off.
     table = torch.full((B, n + 1, width + 1), n, device=p.device)
     real = nodes < counts
@@ -262,7 +262,7 @@ def _judged(draft: Draft, p: Tensor, uniforms: Tensor) -> Verdict:
     tokens = torch.cat((draft.tokens, draft.tokens.new_zeros(B, 1)), 1)
     chances = torch.cat((uniforms[:, :n], uniforms.new_ones(B, 1)), 1)
 
-    # At every place: what is left of p and of q, [B, m, V]; q None is one-hot. Σ_x min(p, q) before anything is
+    # At every slot: what is left of p and of q, [B, m, V]; q None is one-hot. Σ_x min(p, q) before anything is
     # rejected: [B, m].
     rest, left = (
         p[:, :m],
@@ -272,9 +272,9 @@ def _judged(draft: Draft, p: Tensor, uniforms: Tensor) -> Verdict:
     shares = rest.gather(-1, first.unsqueeze(-1)).squeeze(-1) if left is None else torch.minimum(rest, left).sum(-1)
 
     accepted = torch.zeros(B, n + 1, dtype=torch.bool, device=p.device)
-    for place in range(width):
-        # The next sibling at every place: [B, m].
-        child = table[:, :, place]
+    for slot in range(width):
+        # The next sibling at every slot: [B, m].
+        child = table[:, :, slot]
         token = tokens.gather(1, child)
         q = torch.ones_like(shares) if left is None else left.gather(-1, token.unsqueeze(-1)).squeeze(-1)
         offered = (child < n) & (q > 0)  # q = 0: it was never drawn
@@ -283,11 +283,11 @@ def _judged(draft: Draft, p: Tensor, uniforms: Tensor) -> Verdict:
         accepted.scatter_(1, child, passed)
         # As if rejected, for the younger siblings: p loses what q covered, q loses the sibling.
         rest = torch.where(offered.unsqueeze(-1), residual(rest, left, token), rest)
-        if left is not None and place + 1 < width:
+        if left is not None and slot + 1 < width:
             left = torch.where(offered.unsqueeze(-1), residual(left, None, token), left)
 
-    # The target's own token for every place at which the path may end, all by the row's last uniform: [B, n + 1]. A
-    # path ends at a place only if all children there were rejected, and `rest` is what they left.
+    # The target's own token for every slot at which the path may end, all by the row's last uniform: [B, n + 1]. A
+    # path ends at a slot only if all children there were rejected, and `rest` is what they left.
     ends = torch.cat((rest, p[:, m:]), 1)
     extra = draw(ends, uniforms.gather(1, counts).expand(B, n + 1))
 

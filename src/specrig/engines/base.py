@@ -6,10 +6,15 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from specrig.cell import Cell
+from specrig.decoding.drafters import registry as methods
+from specrig.heads import registry as heads
+from specrig.heads.base import Foreign
 from specrig.models.pair import PairFiles
 from specrig.models.weights import weights_of
 from specrig.settings import Settings
@@ -26,8 +31,37 @@ class EngineOptions(Settings):
     """An engine's own parameters with their defaults; unknown names are refused."""
 
 
+@cache
+def foreign(engine: str) -> dict[str, Foreign]:
+    """Method -> how another engine runs it: what the method's file says, else the recipe of the head of its name."""
+    found: dict[str, Foreign] = {}
+    for name, drafter in methods().items():
+        own, head = vars(drafter).get("foreign", {}), heads().get(name)  # not inherited: the methods differ
+        if engine in own:
+            found[name] = own[engine]
+        elif head is not None and engine in head.foreign:
+            found[name] = replace(head.foreign[engine], part=name)
+    return found
+
+
+def lacks(title: str, engine: str, cell: Cell) -> str | None:
+    """Why an engine of this title and name cannot run the cell's method; None: it can."""
+    known = foreign(engine)
+    return None if cell.method in known else f"{title} has no {cell.method}; it has {', '.join(known)}"
+
+
+def not_a_chain(title: str, engine: str, cell: Cell) -> str | None:
+    """Why an engine that has no token trees cannot run the cell with these options; None: it can."""
+    for name, needed in foreign(engine)[cell.method].options.items():
+        if cell.options.get(name, needed) != needed:
+            return f"{title} verifies chains only, by exact acceptance: set {name}: {needed} (not {cell.options[name]})"
+    return None
+
+
 class Engine(ABC):
-    """Loads one pair and generates with any of the engine's methods. A context manager: exit frees memory and processes."""
+    """Loads one pair and generates with any of the engine's methods. A context manager: exit frees memory and
+    processes.
+    """
 
     name: ClassVar[str]
     paired: ClassVar[bool] = True
@@ -44,6 +78,8 @@ class Engine(ABC):
     """How many samples the exact audit takes of a method that this engine runs one prompt at a time."""
     audit_options: ClassVar[Mapping[str, Any]] = {}
     """Options with which the exact audit starts the engine faster; none changes how it samples."""
+    serves: ClassVar[bool] = False
+    """Whether it sends requests to servers, which can be measured under load (`traffic:`)."""
     splits: ClassVar[bool] = False
     """Whether it splits a pair over as many GPUs as its row says (`tensor_parallel`)."""
     simulates: ClassVar[bool] = False
@@ -72,7 +108,9 @@ class Engine(ABC):
     @classmethod
     @abstractmethod
     def refuses(cls, cell: Cell) -> str | None:
-        """Why this engine cannot run `cell`; None if it can. Called while the DAG is planned: it must not load anything."""
+        """Why this engine cannot run `cell`; None if it can. Called while the DAG is planned: it must not load
+        anything.
+        """
 
     @classmethod
     def refuses_model(cls, method: str, config: dict[str, Any]) -> str | None:

@@ -1,4 +1,6 @@
-"""What an engine writes to stdout and stderr: a file of its own, quoted where the engine fails, copied to the job's log."""
+"""What an engine writes to stdout and stderr: a file of its own, quoted where the engine fails, copied to the job's
+log.
+"""
 
 from __future__ import annotations
 

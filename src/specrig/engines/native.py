@@ -65,6 +65,7 @@ class Native(WeightsEngine):
             from specrig.runtime.transformers_model import float32_logits
 
             float32_logits(self.target)
+        self._pass_costs: dict[int, list[float]] = {}
         self._models: dict[str, CachedModel] = {}
         self._drafters: dict[str, Drafter] = {}
         self._loaded_mb: dict[str, float] = {}
@@ -141,6 +142,15 @@ class Native(WeightsEngine):
 
             return sum(map(torch.cuda.max_memory_allocated, self._devices())) / 2**20 - self._unused_mb
         return super().peak_memory_mb() - self._unused_mb
+
+    def pass_costs(self) -> list[float]:
+        """What wider passes of the target cost for the rows that it holds (`Resources`)."""
+        from specrig.runtime.pass_costs import pass_costs
+
+        rows = self.target.cache.batch_size
+        if rows not in self._pass_costs:
+            self._pass_costs[rows] = pass_costs(self.target)
+        return self._pass_costs[rows]
 
     def model(self, name: str) -> CachedModel:
         """A model of the pair besides the target (`Resources`)."""

@@ -7,7 +7,7 @@ Requests carry token ids and get them back (`return_token_ids`, vLLM 0.10.2 and 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from specrig.cell import Cell
@@ -52,10 +52,7 @@ class Server(HttpEngine):
         self, cell: Cell, prompt: Sequence[int], *, max_new_tokens: int, seed: int, alone: bool
     ) -> Completion:
         """See `HttpEngine`."""
-        server = endpoint_of(cell, self.pair.servers)
-        if server is None:
-            raise EngineError(f"no entry of `servers:` runs {cell.method} at k = {cell.k} on pair {cell.pair}")
-        client = self.client(server.url, server)
+        server, client = self._served(cell)
         body = {
             "model": server.model or client.model,
             "prompt": list(prompt),
@@ -67,36 +64,51 @@ class Server(HttpEngine):
             "return_token_ids": True,
             **server.fields,
         }
-        before = self._counters(client) if alone else None
+        before = self.counters(cell) if alone else None
         reply = complete(client, body)
         if before is not None:
-            after = self._settled(client, before, len(reply.tokens))
+            after = settled(self.counters, cell, before, len(reply.tokens))
             reply.counts = counters.counts(before, after, len(reply.tokens), len(reply.arrivals))
         return reply
 
-    def _counters(self, client: Client) -> counters.Counters | None:
-        page = client.get_or_none("/metrics")
-        return counters.parse(page.text) if page is not None else None
+    def counters(self, cell: Cell) -> counters.Counters:
+        """See `HttpEngine`."""
+        return read_counters(self._served(cell)[1])
 
-    def _settled(self, client: Client, before: counters.Counters, tokens: int) -> counters.Counters:
-        """The counters once they show all of the answer's tokens. Raises EngineError where others use the server too."""
-        generated = (counters.GENERATED, -1)
-        deadline = time.monotonic() + SETTLE_S
-        while True:
-            after = self._counters(client) or before
-            grown = after[generated] - before[generated]
-            if grown == tokens or generated not in after:
-                return after
-            if grown > tokens:
-                raise EngineError(
-                    f"{client.url}: it generated {grown} tokens where {tokens} were asked for: others use it too, so neither its "
-                    "counters nor its times are this study's; measure a server that is left alone"
-                )
-            if time.monotonic() > deadline:
-                raise EngineError(
-                    f"{client.url}: its counters still show {grown} of {tokens} tokens after {SETTLE_S:g} s"
-                )
-            time.sleep(0.01)
+    def _served(self, cell: Cell) -> tuple[Endpoint, Client]:
+        server = endpoint_of(cell, self.pair.servers)
+        if server is None:
+            raise EngineError(f"no entry of `servers:` runs {cell.method} at k = {cell.k} on pair {cell.pair}")
+        return server, self.client(server.url, server)
+
+
+def settled(
+    read: Callable[[Cell], counters.Counters], cell: Cell, before: counters.Counters, tokens: int
+) -> counters.Counters:
+    """The counters once they show all `tokens` of the answers. Raises EngineError where others use the server too."""
+    generated = (counters.GENERATED, -1)
+    deadline = time.monotonic() + SETTLE_S
+    while True:
+        after = read(cell) or before
+        grown = after[generated] - before[generated]
+        if grown == tokens or generated not in after:
+            return after
+        if grown > tokens:
+            raise EngineError(
+                f"the server of {cell.name} generated {grown} tokens where {tokens} were requested: others use it too, "
+                "so neither its counters nor its times are this study's; measure a server that is left alone"
+            )
+        if time.monotonic() > deadline:
+            raise EngineError(
+                f"the counters of {cell.name}'s server still show {grown} of {tokens} tokens after {SETTLE_S:g} s"
+            )
+        time.sleep(0.01)
+
+
+def read_counters(client: Client) -> counters.Counters:
+    """The counters of a server's `/metrics`; empty where there is no such page."""
+    page = client.get_or_none("/metrics")
+    return counters.parse(page.text) if page is not None else counters.Counters()
 
 
 def complete(client: Client, body: dict[str, Any]) -> Completion:
@@ -115,8 +127,8 @@ def complete(client: Client, body: dict[str, Any]) -> Completion:
             finish = choice.get("finish_reason") or finish
     if unnamed:
         raise EngineError(
-            f"{client.url}: it streams text without token ids, and text tokenized again is no count; use a server that returns "
-            "them (vLLM 0.10.2 or later, llama.cpp)"
+            f"{client.url}: it streams text without token ids, and text tokenized again is no count; use a server that "
+            "returns them (vLLM 0.10.2 or later, llama.cpp)"
         )
     if finish not in STOPS:
         raise EngineError(f"{client.url}: the answer ended with finish_reason {finish!r}, not with `stop` or `length`")

@@ -16,22 +16,13 @@ from typing import Any, ClassVar
 
 from specrig.cell import Cell
 from specrig.decoding.types import Counts
-from specrig.engines.base import EngineError
+from specrig.engines.base import EngineError, foreign, lacks
 from specrig.engines.http.client import Client, Completion, HttpEngine
 from specrig.engines.http.launch import ServerProcess, free_port
 from specrig.models.endpoint import Endpoint, endpoint_of
 from specrig.models.gate import check_pair
 from specrig.models.pair import PairFiles
 
-ALGORITHMS = {
-    "autoregressive": (None, None),
-    "draft_model": ("STANDALONE", "draft"),
-    "eagle": ("EAGLE", "eagle"),
-    "eagle2": ("EAGLE", "eagle"),
-    "eagle3": ("EAGLE3", "eagle3"),
-    "ngram": ("NGRAM", None),
-}
-"""Method -> (`--speculative-algorithm`, the part of the pair behind `--speculative-draft-model-path`)."""
 INFO = ("version", "model_path", "dtype", "tp_size", "quantization", "attention_backend", "disable_radix_cache")
 ACCEPTED = ("spec_num_correct_drafts", "spec_accept_token_num", "spec_accepted_drafts")
 DRAFTED = ("spec_num_proposed_drafts", "spec_draft_token_num", "spec_proposed_drafts")
@@ -48,7 +39,8 @@ class Sglang(HttpEngine):
     in_process = False
     untested = "its client is tested against a small server that speaks SGLang's API, never yet against SGLang on a GPU"
     differences: ClassVar[Mapping[str, str]] = {
-        "ngram": "SGLang looks suffixes of any length up in one trie over all prompts so far, not the last n tokens in one prompt",
+        "ngram": "SGLang looks suffixes of any length up in one trie over all prompts so far, not the last n tokens in "
+        "one prompt",
         "eagle2": "SGLang keeps the given number of draft tokens of k levels; ties of confidence may fall otherwise",
     }
 
@@ -70,9 +62,9 @@ class Sglang(HttpEngine):
     @classmethod
     def refuses(cls, cell: Cell) -> str | None:
         """Methods without an algorithm in SGLang, and options without a flag."""
-        if cell.method not in ALGORITHMS:
-            return f"SGLang has no {cell.method}; it has {', '.join(ALGORITHMS)}"
-        if cell.variant and cell.method != "eagle2":
+        if lacking := lacks("SGLang", cls.name, cell):
+            return lacking
+        if cell.variant and not foreign(cls.name)[cell.method].renamed:
             return (
                 f"SGLang has no flags for the options of {cell.method} ({cell.variant}); leave them at their defaults"
             )
@@ -81,8 +73,8 @@ class Sglang(HttpEngine):
     def arguments(self, cell: Cell) -> list[str]:
         """Flags of `sglang.launch_server` for a cell, without the address.
 
-        `--speculative-num-draft-tokens` is k + 1, as SGLang sets it itself for topk 1: a chain of k is verified with the
-        token before it. The prefix cache is off: a prompt measured twice pays for its prefill twice.
+        `--speculative-num-draft-tokens` is k + 1, as SGLang sets it itself for topk 1: a chain of k is verified with
+        the token before it. The prefix cache is off: a prompt measured twice pays for its prefill twice.
         """
         pair = self.pair
         found = ["--model-path", pair.target, "--dtype", pair.dtype, "--stream-interval", "1", "--disable-radix-cache"]
@@ -94,18 +86,20 @@ class Sglang(HttpEngine):
             "--context-length": pair.max_model_len,
         }
         found += [word for flag, value in flags.items() if value is not None for word in (flag, str(value))]
-        algorithm, part = ALGORITHMS[cell.method]
-        if algorithm is None:
+        known = foreign(self.name)[cell.method]
+        part = known.part
+        if not known.method:
             return found
-        found += ["--speculative-algorithm", algorithm]
-        if part is None:
+        found += ["--speculative-algorithm", known.method]
+        if not part:
             chain = f"--speculative-num-draft-tokens {cell.k + 1} --speculative-ngram-max-bfs-breadth 1"
             return [*found, *chain.split()]
         if part not in pair.sources:
             raise EngineError(
                 f"pair {pair.name}: {cell.method} needs a {part} and the pair names none; fill its row in pairs.tsv"
             )
-        width, nodes = cell.options.get("top_k", 1), cell.options.get("nodes", cell.k)
+        own = {name: cell.options[name] for name in known.renamed if name in cell.options}
+        width, nodes = own.get("top_k", 1), own.get("nodes", cell.k)
         found += ["--speculative-draft-model-path", pair.sources[part]]
         found += ["--speculative-draft-model-revision", pair.revisions[part]] if part in pair.revisions else []
         found += ["--speculative-num-steps", str(cell.k), "--speculative-eagle-topk", str(width)]
@@ -124,6 +118,16 @@ class Sglang(HttpEngine):
             self._url = f"http://127.0.0.1:{port}"
             command = [*self.command(), *arguments, "--host", "127.0.0.1", "--port", str(port)]
             self._server, self._running = ServerProcess(command, self._url, health="/health_generate"), arguments
+
+    @property
+    def beside(self) -> bool:
+        """Only servers that the study names: one that this engine starts takes the GPU's memory."""
+        return bool(self.pair.servers)
+
+    def ended(self, cell: Cell, within_s: float = 0.2) -> str:
+        """See `HttpEngine`."""
+        own = self._server if endpoint_of(cell, self.pair.servers) is None else None
+        return own.ended(f"while it answered for {cell.name}") if own is not None and own.died(within_s) else ""
 
     def command(self) -> list[str]:
         """What starts the server."""

@@ -14,15 +14,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from specrig.cell import Cell, digest
 from specrig.decoding.types import Generation, Round
-from specrig.engines.base import WeightsEngine
+from specrig.engines.base import WeightsEngine, foreign, lacks
 from specrig.models import needs
 from specrig.models.pair import PairFiles
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-BASELINES = ("autoregressive", "naive_batching")
-ASSISTED = ("draft_model", "ngram")
+
+def assisted(method: str) -> bool:
+    """Whether `generate` drafts for the method: assisted generation or prompt lookup."""
+    return bool(foreign("transformers")[method].method)
 
 
 class PassRecorder:
@@ -79,7 +81,8 @@ class Transformers(WeightsEngine):
     name = "transformers"
     splits = True
     differences: ClassVar[Mapping[str, str]] = {
-        "draft_model": "the first pass verifies drafts together with the prompt; a draft stops at its own end of sequence",
+        "draft_model": "the first pass verifies drafts together with the prompt; a draft stops at its own end of "
+        "sequence",
         "ngram": "transformers takes the earliest match of the longest suffix, the native method the latest",
     }
 
@@ -103,9 +106,9 @@ class Transformers(WeightsEngine):
     @classmethod
     def refuses(cls, cell: Cell) -> str | None:
         """Methods that transformers lacks, and batches of a method that drafts."""
-        if cell.method not in (*BASELINES, *ASSISTED):
-            return f"transformers has no {cell.method}; it has {', '.join((*BASELINES, *ASSISTED))}"
-        if cell.method in ASSISTED and cell.batch_size > 1:
+        if lacking := lacks("transformers", cls.name, cell):
+            return lacking
+        if assisted(cell.method) and cell.batch_size > 1:
             return "assisted generation in transformers takes one prompt at a time: set batch_sizes: 1 for this method"
         if cell.options.get("acceptance", "exact") != "exact":
             return "transformers accepts token by token: leave acceptance at exact"
@@ -116,7 +119,7 @@ class Transformers(WeightsEngine):
     @classmethod
     def refuses_model(cls, method: str, config: dict[str, Any]) -> str | None:
         """Assisted generation rolls a cache back; plain generation runs whatever transformers runs."""
-        return needs.recurrent(config) if method in ASSISTED else None
+        return needs.recurrent(config) if assisted(method) else None
 
     def now(self) -> float:
         """Seconds on a clock that has waited for the device."""
@@ -160,7 +163,7 @@ class Transformers(WeightsEngine):
             Generation(
                 tokens=row,
                 stop="eos" if row[-1] in self.eos else "length",
-                rounds=self._rounds(row, longest, watch) if cell.method in ASSISTED else self._plain_rounds(row),
+                rounds=self._rounds(row, longest, watch) if assisted(cell.method) else self._plain_rounds(row),
                 overlap=0.0,
                 reached=0,
                 ttft_s=first - started,

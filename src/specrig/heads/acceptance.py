@@ -20,9 +20,9 @@ DEPTH = 5
 def accuracies(right: Tensor, evaluated: Tensor) -> list[float]:
     """acc_1 … acc_K of rounds at every position.
 
-    right: `[K, N, T]` bool, whether the token that the round at position t drafts at depth i is the target's; asked:
-    whether the target chose a token there at all. A round counts at depth i where it was asked and right at all depths
-    above.
+    right: `[K, N, T]` bool, whether the token that the round at position t drafts at depth i is the target's;
+    evaluated: whether the target chose a token there at all. A round counts at depth i where it was evaluated and right
+    at all depths above.
     """
     alive = torch.ones_like(right[0])
     found = []
@@ -52,7 +52,10 @@ def report(right: Tensor, evaluated: Tensor) -> dict[str, Any]:
 def summary(found: dict[str, Any]) -> str:
     """A report in one line, for a person."""
     shares = ", ".join(f"{share:.3f}" for share in found["acceptance"])
-    return f"held-out prompts: drafts at depth 1 to {len(found['acceptance'])} are right in {shares} of cases; tau_sim {found['tau_sim']:.2f}"
+    return (
+        f"held-out prompts: drafts at depth 1 to {len(found['acceptance'])} are right in {shares} of cases; tau_sim "
+        f"{found['tau_sim']:.2f}"
+    )
 
 
 def ahead(values: Tensor, depth: int) -> Tensor:

@@ -24,6 +24,10 @@ def kept_share(depth: int) -> float:
     return max(KEPT**depth, KEPT_LEAST)
 
 
+LONG = 200
+"""Steps from which on a training is long."""
+
+
 class TrainingError(RuntimeError):
     """Training that cannot start or has diverged; the message says why and what to change."""
 
@@ -47,16 +51,20 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """How another engine drafts with the head."""
+    """How another engine drafts with a head, or runs a method."""
 
     method: str
-    """What the engine calls the method."""
+    """What the engine calls the method; empty for plain decoding."""
+    part: str = ""
+    """The part of the pair that it drafts with, e.g. "draft"; empty in a head's own recipe and where nothing is loaded."""
     keys: Mapping[str, Any] = field(default_factory=dict)
     """Further keys of the engine's configuration."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Values that the native method's options must have for the engine to do the same."""
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    """Options of the native method -> what the engine calls them."""
     sampled: bool = False
-    """Whether it draws draft tokens from the head's distribution above temperature 0."""
+    """Whether it draws draft tokens from a distribution above temperature 0."""
 
 
 class HeadRecipe(Settings):
@@ -119,8 +127,10 @@ class NeuralHead(HeadRecipe):
         return min(self.draft_vocabulary or sizes.vocabulary, sizes.vocabulary)
 
     def evaluated(self) -> set[int]:
-        """The steps after which the acceptance to expect is measured: halfway and at the end."""
-        return {round(self.steps / 2), self.steps}
+        """The steps after which the acceptance to expect is measured: halfway and at the end; of a long training also
+        after an eighth and a quarter.
+        """
+        return {round(self.steps / part) for part in ((8, 4, 2, 1) if self.steps >= LONG else (2, 1))}
 
     @property
     def copies(self) -> float:

@@ -57,7 +57,8 @@ def reading(folder: Path, title: str) -> Iterator[None]:
         reason = " ".join(str(error).split())[:200] or "no message"
         kind = "" if isinstance(error, OSError) else f"{type(error).__name__}: "
         raise DecodingError(
-            f"{folder}: no {title} there, or damaged ({kind}{reason}); copy or train it again, and check its config.json"
+            f"{folder}: no {title} there, or damaged ({kind}{reason}); copy or train it again, and check its "
+            "config.json"
         ) from error
 
 

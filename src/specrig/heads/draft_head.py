@@ -76,6 +76,7 @@ class DraftHead(LlamaModel):
         self.cos = self.sin = torch.empty(0)
         self._features = torch.empty(0)
         self._counts: list[int] = []
+        self._ran = True
         self._base: list[int] = []
         compile_passes(self)
 
@@ -100,8 +101,8 @@ class DraftHead(LlamaModel):
         """Run and keep, in each row, the true features `[B, n, D]` before the tokens `rows[b]`."""
 
     def cut_to(self, token_ids: Tensor) -> Tensor:
-        """Draft none but the target's tokens `token_ids` `[Vd]`; returns the order that makes them rise, which its LM head
-        must follow.
+        """Draft none but the target's tokens `token_ids` `[Vd]`; returns the order that makes them rise, which its LM
+        head must follow.
         """
         # Rising, so that the tokens below a bound are the first ones.
         self._every, order = token_ids.sort()
@@ -133,6 +134,7 @@ class DraftHead(LlamaModel):
             self._take(entries, features[:, : max(last)])
         self._base = list(self.lengths)
         self.watch.clear()
+        self._ran = True  # what waited was of other prompts
         self._wait(features, [[end] for end in last])
 
     def rewind(self) -> None:
@@ -140,8 +142,8 @@ class DraftHead(LlamaModel):
         self.cache.truncate(self._base)
 
     def accept(self, hidden: Tensor, paths: Sequence[Sequence[int]]) -> None:
-        """Drop what was drafted, and set aside for the next round the true features of the last token and the accepted
-        path.
+        """Drop what was drafted, and set aside for the next time that the head runs the true features of the last token
+        and the accepted path.
 
         hidden: `[B, n + 1, D]`, the target's states at the root and every node.
         """
@@ -149,14 +151,23 @@ class DraftHead(LlamaModel):
         self._wait(hidden, [[0, *(node + 1 for node in path)] for path in paths])
 
     def _accepted(self, rows: Sequence[Sequence[int]], done: Sequence[bool]) -> list[list[int]]:
-        """Of each row that is not over the tokens whose features were set aside."""
+        """Of each row that is not over the tokens whose features were set aside; the head runs them now."""
+        self._ran = True
         return [
             [] if over else list(tokens[-count:])
             for tokens, over, count in zip(rows, done or [False] * len(rows), self._counts, strict=True)
         ]
 
     def _wait(self, features: Tensor, positions: list[list[int]]) -> None:
-        """Set aside the features at `positions[b]` of each row b for the next round."""
+        """Set aside the features at `positions[b]` of each row b, behind those that the head has not run."""
+        if not self._ran:
+            waiting = self._features.shape[1]
+            features = torch.cat((self._features, features), 1)
+            positions = [
+                [*range(count), *(waiting + position for position in row)]
+                for count, row in zip(self._counts, positions, strict=True)
+            ]
+        self._ran = False
         self._counts = [len(row) for row in positions]
         width = max(self._counts)
         index = padded(positions, width, self.device)

@@ -33,8 +33,8 @@ def layer_like(text: Any) -> dict[str, Any]:
 
 
 def mask_token(config: Any) -> int:
-    """The token that marks a position to draft, for a target with this configuration: the last that ends no text, mostly
-    padding or a reserved one.
+    """The token that marks a position to draft, for a target with this configuration: the last that ends no text,
+    mostly padding or a reserved one.
     """
     ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
     return next(token for token in reversed(range(config.vocab_size)) if token not in ends)

@@ -1,4 +1,4 @@
-"""A head while it trains: what `training.fit` asks of it. Shapes: B texts, T tokens, N held-out texts, K depths."""
+"""A head while it trains: what `training.fit` needs of it. Shapes: B texts, T tokens, N held-out texts, K depths."""
 
 from __future__ import annotations
 
@@ -23,6 +23,13 @@ class Texts:
     """`[N, T + 1]` int64."""
     written: Tensor
     """Which of them the target wrote, its end of the text included: `[N, T + 1]` bool."""
+
+    def lengths(self) -> Tensor:
+        """Tokens of each text up to the last one that the target wrote, one at least: `[N]`. What is behind is not
+        learnt from.
+        """
+        positions = torch.arange(1, self.written.shape[1] + 1)
+        return (self.written * positions).amax(1).clamp(min=1)
 
 
 class States(Protocol):
@@ -55,17 +62,22 @@ class Learner(nn.Module, ABC):
         self.generator = torch.Generator(model.where).manual_seed(seed)
         """Of random numbers in `loss`; a training that was cut goes on with its state."""
 
+    def prepare(self, texts: Texts, states: States) -> None:
+        """Begin better than at random, by some of the texts that will be learnt from. It is called before the first
+        step, and again before a training that was cut goes on; the same arguments give the same start.
+        """
+
     @abstractmethod
     def loss(self, batch: Texts, states: Tensor, taught: Tensor) -> Tensor:
         """One number. batch: B texts of T + 1 tokens; states: the model's of them, `[B, T + 1, (F + 1) D]` (see
-        `reads_teacher`); taught: the teacher's, `[B, T + 1, D']`; all on the model's device. Only what the target wrote is learnt: there the head
-        will draft.
+        `reads_teacher`); taught: the teacher's, `[B, T + 1, D']`; all on the model's device. Only what the target wrote
+        is learnt: there the head will draft.
         """
 
     @abstractmethod
     def measured(self, heldout: Texts, states: States) -> tuple[Tensor, Tensor]:
-        """For `acceptance.report`, of texts that the target wrote greedily: which drafts are right, and which were
-        asked for, `[K, N, T]` bool each.
+        """For `acceptance.report`, of texts that the target wrote greedily: which drafts are right, and which are
+        evaluated, `[K, N, T]` bool each.
         """
 
     def outer(self) -> Iterable[Tensor]:

@@ -15,16 +15,16 @@ and the node.
 
 def likeliest(
     start: N, children: Callable[[N], Iterable[Child[N]]], nodes: int, depth: int, least: float = 0.0
-) -> tuple[float, list[int], list[int]]:
-    """The most probable continuations of `start` as a tree: (sum of their probabilities, tokens, parents; -1 is `start`
-    itself).
+) -> tuple[list[float], list[int], list[int]]:
+    """The most probable continuations of `start` as a tree: (their probabilities, tokens, parents; -1 is `start`
+    itself), best first.
 
     A node's probability is the product of the shares along its path. nodes: at most so many; depth: at most so many
     levels; least: the lowest probability. A child is never more probable than its parent, so the best of what is known
     is always the best of all.
     """
-    score, tokens, parents = 0.0, list[int](), list[int]()
-    # Probability (negative), place among equals, parent, level, token, node; the first three tell all apart.
+    probabilities, tokens, parents = list[float](), list[int](), list[int]()
+    # Probability (negative), place among equals, parent, level, token, node; the first three distinguish all nodes.
     heap: list[tuple[float, int, int, int, int, N]] = []
 
     def offer(node: N, parent: int, level: int, probability: float) -> None:
@@ -35,9 +35,9 @@ def likeliest(
     offer(start, -1, 1, 1.0)
     while heap and len(tokens) < nodes:
         negative, _, parent, level, token, node = heapq.heappop(heap)
-        score -= negative
+        probabilities.append(-negative)
         tokens.append(token)
         parents.append(parent)
         if level < depth:
             offer(node, len(tokens) - 1, level + 1, -negative)
-    return score, tokens, parents
+    return probabilities, tokens, parents

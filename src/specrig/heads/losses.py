@@ -31,10 +31,10 @@ class _ByChunks(torch.autograd.Function):
     def forward(ctx: Any, loss: Callable[..., Tensor], logits: Tensor, *others: Tensor) -> Tensor:
         rows = max(1, _ENTRIES[logits.device.type] // logits.shape[1])
         gradient, total = torch.empty_like(logits), torch.zeros((), device=logits.device)
-        for slope, part, *given in zip(*(each.split(rows) for each in (gradient, logits, *others)), strict=True):
+        for slope, part, *inputs in zip(*(each.split(rows) for each in (gradient, logits, *others)), strict=True):
             with torch.enable_grad():
                 own = part.detach().float().requires_grad_()
-                value = loss(own, *given) / len(logits)
+                value = loss(own, *inputs) / len(logits)
             slope.copy_(torch.autograd.grad(value, own)[0])
             total += value.detach()
         ctx.save_for_backward(gradient)
@@ -65,9 +65,9 @@ def distillation(logits: Tensor, goal: Tensor, labels: Tensor, kl_weight: float)
     """
 
     def loss(logits: Tensor, goal: Tensor, labels: Tensor) -> Tensor:
-        given, taught = logits.log_softmax(-1), goal.log_softmax(-1, dtype=torch.float32)
-        divergence = F.kl_div(given, taught, log_target=True, reduction="sum")
-        return kl_weight * divergence + (1 - kl_weight) * F.nll_loss(given, labels, ignore_index=-1, reduction="sum")
+        own, taught = logits.log_softmax(-1), goal.log_softmax(-1, dtype=torch.float32)
+        divergence = F.kl_div(own, taught, log_target=True, reduction="sum")
+        return kl_weight * divergence + (1 - kl_weight) * F.nll_loss(own, labels, ignore_index=-1, reduction="sum")
 
     found: Tensor = _ByChunks.apply(loss, logits, goal, labels)
     return found
@@ -83,11 +83,11 @@ def likeness(logits: Tensor, goal: Tensor, kind: str, weights: Tensor | None = N
     """
 
     def loss(logits: Tensor, goal: Tensor, weights: Tensor) -> Tensor:
-        given, taught = logits.log_softmax(-1), goal.log_softmax(-1, dtype=torch.float32)
-        divergence = F.kl_div(given, taught, log_target=True, reduction="none").sum(-1)
+        own, taught = logits.log_softmax(-1), goal.log_softmax(-1, dtype=torch.float32)
+        divergence = F.kl_div(own, taught, log_target=True, reduction="none").sum(-1)
         if kind == "kl":
             return (weights * divergence).sum()
-        rate = torch.minimum(given.exp(), taught.exp()).sum(-1)
+        rate = torch.minimum(own.exp(), taught.exp()).sum(-1)
         lean = (-ETA * rate.detach()).exp()
         return (weights * (lean * divergence + (1 - lean) * (1 - rate))).sum()
 
@@ -122,9 +122,9 @@ def d_pace(right: Tensor, counts: Tensor | None = None) -> Tensor:
 def kept_anchors(written: Tensor, depths: int, generator: torch.Generator | None = None) -> Tensor:
     """Which anchors are learnt from at depth 0 … K - 1: `[K, B, T]` bool, each depth's among those of the depth before.
 
-    written: `[B, T]`, whether the target wrote the token after each anchor. An anchor of depth d needs d + 1 such tokens
-    behind it. generator: of conditional drop-out (PARD, 2504.18583, section 3.2), which keeps a random `kept_share` of
-    each row's anchors; None: all are kept.
+    written: `[B, T]`, whether the target wrote the token after each anchor. An anchor of depth d needs d + 1 such
+    tokens behind it. generator: of conditional drop-out (PARD, 2504.18583, section 3.2), which keeps a random
+    `kept_share` of each row's anchors; None: all are kept.
     """
     there = torch.stack([ahead(written, depth) for depth in range(depths)]).long().cumprod(0).bool()
     if generator is None:

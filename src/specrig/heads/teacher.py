@@ -15,10 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - its usual name
-from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers import GenerationConfig
 
 from specrig.heads.base import TrainingError
 from specrig.runtime.linear import multiplies_bfloat16
+from specrig.runtime.whole import load_whole
 
 _FINAL_NORMS = ("norm", "final_layernorm", "final_layer_norm", "ln_f")
 """What architectures call the norm before the LM head."""
@@ -100,8 +101,8 @@ class Teacher:
         own = self.logits(self.body(input_ids=tokens, use_cache=False).last_hidden_state).float()
         if own_logits.shape != own.shape or (own_logits - own).abs().max() > 0.02 * own_logits.abs().max() + 1e-3:
             raise TrainingError(
-                f"a {self.config.model_type} model scales or caps its logits after its LM head; drafts and heads cannot be trained "
-                "for it: they would learn from other logits than its own"
+                f"a {self.config.model_type} model scales or caps its logits after its LM head; drafts and heads "
+                "cannot be trained for it: they would learn from other logits than its own"
             )
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -154,7 +155,7 @@ def load_teacher(folder: Path, where: torch.device, *, learns: bool = False) -> 
 def read_model(folder: Path, dtype: Any) -> Any:
     """The `…ForCausalLM` of a folder. Raises TrainingError for one that transformers cannot read."""
     try:
-        return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+        return load_whole(str(folder), dtype=dtype)
     except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
         raise TrainingError(f"{folder}: transformers cannot load this model ({str(error).splitlines()[0]})") from error
 

@@ -17,8 +17,8 @@ def normal(rows: int, columns: int, generator: torch.Generator) -> nn.Parameter:
 
 
 class TrainedLayer(nn.Module):
-    """A layer with a target's sizes. Keys and values are one matrix, gate and up are one matrix; the optimiser splits them
-    by name. Output matrices begin as zero, so at first the layer adds nothing.
+    """A layer with a target's sizes. Keys and values are one matrix, gate and up are one matrix; the optimiser splits
+    them by name. Output matrices begin as zero, so at first the layer adds nothing.
     """
 
     def __init__(

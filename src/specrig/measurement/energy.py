@@ -159,9 +159,8 @@ class RaplMeter(Meter):
         """See `Meter`."""
         now = self._read()
         # A counter that went back has begun anew: it is asked far more often than it can go round.
-        self._total += sum(
-            (new - old) % (top + 1) for new, old, top in zip(now, self._last, self._ranges, strict=True)
-        )  # the range is the highest value
+        # The range is the highest value.
+        self._total += sum((new - old) % (top + 1) for new, old, top in zip(now, self._last, self._ranges, strict=True))
         self._last = now
         return self._total / 1e6
 

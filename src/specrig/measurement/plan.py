@@ -25,7 +25,19 @@ from specrig.runtime.gpus import resolve_device
 from specrig.tasks import Prompt, PromptError
 
 if TYPE_CHECKING:
+    from specrig.study.config import Remeasure
     from specrig.study.study import Study
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some cells of a study on some of their prompts, whose records lie in a folder of their own.
+
+    prompts: cell -> the slice of its task's prompts that it runs.
+    """
+
+    folder: Path
+    prompts: Mapping[Cell, slice]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,17 +52,16 @@ class MeasurementPlan:
     threads: int | None
     seed: int
     replicate: int
-    least_prompts: int
-    """Prompts of a cell whose batch size is smaller."""
     max_new_tokens: int
     warmup: int
     repeats: int
+    remeasure: Remeasure
     cells: Mapping[str, Sequence[Cell]]
     """Method -> its cells."""
     folders: Mapping[str, Path]
     """Method -> the folder of its records."""
-    prompts: Mapping[str, Sequence[Prompt]]
-    """Task -> its prompts, as the engine encodes them."""
+    prompts: Mapping[Cell, Sequence[Prompt]]
+    """Cell -> the prompts that it runs, as the engine encodes them; enough to fill a batch."""
     unusable: Mapping[Cell, str]
     """Cells whose prompts cannot be used -> why."""
     digests: Mapping[Cell, str]
@@ -62,13 +73,18 @@ class MeasurementPlan:
         """The file with a cell's records."""
         return self.folders[cell.method] / f"{cell.slug}.jsonl"
 
-    def prompts_of(self, cell: Cell) -> Sequence[Prompt]:
-        """The prompts that a cell runs: enough to fill a batch."""
-        return self.prompts[cell.task][: max(self.least_prompts, cell.batch_size)]
 
-
-def resolve(study: Study, engine: str, pair: str, method_names: Sequence[str], replicate: int = 0) -> MeasurementPlan:
+def resolve(
+    study: Study,
+    engine: str,
+    pair: str,
+    method_names: Sequence[str],
+    replicate: int = 0,
+    part: Part | None = None,
+) -> MeasurementPlan:
     """Resolve what a process measures: the cells of some methods on one engine and pair, in one replicate.
+
+    part: measure only this; None: all cells on all prompts.
 
     Takes GPUs for this process where jobs share them. Raises EngineError for what the study does not have, ModelError
     for a draft or head that was trained for another target.
@@ -78,14 +94,19 @@ def resolve(study: Study, engine: str, pair: str, method_names: Sequence[str], r
         raise EngineError(f"study {study.study} has no replicate {replicate}: it has {count}, counted from 0")
     if absent := [name for name in method_names if (engine, pair, name) not in study.grid.by_method]:
         raise EngineError(f"study {study.study} has no cells of {engine}/{pair}/{absent[0]}")
-    cells = {name: study.grid.by_method[engine, pair, name] for name in method_names}
-    files, records = study.paths.pair_files(pair, study.root), study.root / "records" / engine / pair
+    grid = {name: study.grid.by_method[engine, pair, name] for name in method_names}
+    cells = {name: [each for each in grid[name] if part is None or each in part.prompts] for name in grid}
+    files = study.paths.pair_files(pair, study.root)
+    records = (part.folder if part else study.root / "records") / engine / pair
     files = files.only([need for name in method_names for need in methods()[name].needs])
     folders = {name: replicate_folder(records / name, replicate) for name in method_names}
     kind = engines()[engine]
     # Before anything can start CUDA, which reads once which GPUs are this process's.
     device = resolve_device(study.device, gpus_used(kind, files.tensor_parallel))
-    prompts, unusable = _prompts(study, {cell.task for each in cells.values() for cell in each}, files)
+    every = [cell for each in cells.values() for cell in each]
+    by_task, unusable = _prompts(study, {cell.task for cell in every}, files)
+    chosen = part.prompts if part else {cell: slice(study.grid.prompt_count(cell.batch_size)) for cell in every}
+    prompts = {cell: by_task[cell.task][chosen[cell]] for cell in every if cell.task in by_task}
     shared = [
         *(study.seed, study.max_new_tokens, study.repeats, study.warmup, files.dtype),
         [files.tensor_parallel, files.quantization, files.gpu_memory_utilization, files.max_model_len],
@@ -95,9 +116,9 @@ def resolve(study: Study, engine: str, pair: str, method_names: Sequence[str], r
     digests: dict[Cell, str] = {}
     pending: dict[str, list[Cell]] = {}
     for name, members in cells.items():
-        usable = [cell for cell in members if cell.task in prompts]
+        usable = [cell for cell in members if cell in prompts]
         own = files.only(methods()[name].needs)  # what other methods need decides nothing here
-        digests |= _cell_digests(usable, own, prompts, study.prompts, shared)
+        digests |= _cell_digests(usable, own, prompts, shared)
         stale = [cell for cell in usable if not _is_current(folders[name] / f"{cell.slug}.jsonl", digests[cell])]
         if stale:
             pending[name] = stale
@@ -111,14 +132,14 @@ def resolve(study: Study, engine: str, pair: str, method_names: Sequence[str], r
         threads=study.threads,
         seed=study.seed,
         replicate=replicate,
-        least_prompts=study.prompts,
         max_new_tokens=study.max_new_tokens,
         warmup=study.warmup,
         repeats=study.repeats,
+        remeasure=study.remeasure,
         cells=cells,
         folders=folders,
         prompts=prompts,
-        unusable={cell: unusable[cell.task] for each in cells.values() for cell in each if cell.task in unusable},
+        unusable={cell: unusable[cell.task] for cell in every if cell.task in unusable},
         digests=digests,
         pending=pending,
     )
@@ -134,6 +155,14 @@ def method_modules(engine: str, method: str) -> tuple[str, ...]:
     drafter = methods()[method]
     service = ("specrig.services.worker_app",) if drafter.uses_service else ()
     return engines()[engine].__module__, drafter.__module__, *service
+
+
+def model_digests(pair: PairFiles) -> dict[str, Any]:
+    """Part of the pair -> digest of its files, or its id on the hub."""
+    return {
+        name: model_digest(source) or "@".join(filter(None, (source, pair.revisions.get(name))))
+        for name, source in pair.sources.items()
+    }
 
 
 def gpus_used(engine: type[Engine], tensor_parallel: int) -> int:
@@ -157,27 +186,23 @@ def _prompts(study: Study, tasks: Iterable[str], pair: PairFiles) -> tuple[dict[
 def _cell_digests(
     cells: Sequence[Cell],
     pair: PairFiles,
-    prompts: Mapping[str, Sequence[Prompt]],
-    least_prompts: int,
+    prompts: Mapping[Cell, Sequence[Prompt]],
     shared: Sequence[Any],
 ) -> dict[Cell, str]:
     """Cell -> digest of all that decides its result. shared: settings of the study that all cells share."""
-    models: dict[str, Any] = {
-        name: model_digest(source) or "@".join(filter(None, (source, pair.revisions.get(name))))
-        for name, source in pair.sources.items()
-    }
+    models: dict[str, Any] = model_digests(pair)
     if pair.simulated_acceptance is not None:
         models["simulated acceptance"] = pair.simulated_acceptance
-    texts: dict[tuple[str, int], str] = {}
+    texts: dict[tuple[str, ...], str] = {}
     found = {}
     for cell in cells:
-        part = cell.task, max(least_prompts, cell.batch_size)
-        if part not in texts:
-            texts[part] = digest([(prompt.id, prompt.text) for prompt in prompts[cell.task][: part[1]]])
+        run = cell.task, *(prompt.id for prompt in prompts[cell])
+        if run not in texts:
+            texts[run] = digest([(prompt.id, prompt.text) for prompt in prompts[cell]])
         code = job_digest(cell.engine, cell.method)
         servers = [endpoint_of(each, pair.servers) for each in (cell, baseline_of(cell))]
         options = pair.engine_options.get(cell.engine, {})
-        found[cell] = digest([cell.model_dump(), shared, options, texts[part], models, code, servers])
+        found[cell] = digest([cell.model_dump(), shared, options, texts[run], models, code, servers])
     return found
 
 

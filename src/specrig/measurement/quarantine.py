@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 from hashlib import file_digest
 from pathlib import Path
 
+from specrig.measurement.attempts import other_attempts
 from specrig.measurement.records import RecordError, read_records, write_atomically
 
 HASHES = "SHA256SUMS"
@@ -184,7 +185,8 @@ def quarantine(found: Mapping[Path, str]) -> list[str]:
 def quarantine_disturbed(folder: Path, slugs: Iterable[str]) -> None:
     """Rename the record files of some cells to `<slug>.jsonl.disturbed-<number>`, so that they are measured again.
 
-    The cells leave the index first, so that it never names a missing file.
+    The attempts that did not count are renamed too. The cells leave the index first, so that it never names a missing
+    file.
     """
     index, names = folder / INDEX, list(slugs)
     if index.is_file():
@@ -193,7 +195,8 @@ def quarantine_disturbed(folder: Path, slugs: Iterable[str]) -> None:
         write_atomically(index, json.dumps(content, indent=1))
     for slug in names:
         path = folder / f"{slug}.jsonl"
-        path.replace(_quarantined(path, DISTURBED))
+        for attempt in (*other_attempts(path).values(), path):
+            attempt.replace(_quarantined(path, DISTURBED))
 
 
 def disturbed_names(folder: Path) -> list[str]:

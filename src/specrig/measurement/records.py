@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -244,6 +244,23 @@ def read_records(path: Path) -> Iterator[Record]:
                 ) from error
 
 
+def groups(records: Iterable[Record]) -> list[list[Record]]:
+    """The records of each batch, batches in the order in which they ran: by replicate, repeat and group."""
+    found: dict[tuple[int, int, int], list[Record]] = {}
+    for record in records:
+        found.setdefault((record.replicate, record.repeat, record.group), []).append(record)
+    return [found[key] for key in sorted(found)]
+
+
+def baselines(members: Sequence[Record]) -> list[Run]:
+    """The baseline's runs of one group whose times may be summed.
+
+    Where the baseline ran prompt by prompt these are the runs of all rows. Otherwise it is the first row's run alone,
+    because every row of a batch carries the times of the whole batch.
+    """
+    return [record.baseline for record in (members if members[0].baseline_alone else members[:1])]
+
+
 def replicate_folder(job: Path, replicate: int) -> Path:
     """The folder with the records of a replicate: `job` itself for the first, a folder in it for each other."""
     return job / f"{REPLICATE}{replicate}" if replicate else job
@@ -265,6 +282,21 @@ def study_records(root: Path, replicates: int | None = None) -> list[Record]:
     found: list[Record] = []
     for index in sorted(root.rglob("index.json")):
         if replicates is None or replicate_of(index.parent) < replicates:
-            for entry in json.loads(index.read_text(encoding="utf-8"))["cells"].values():
+            for entry in read_index(index)["cells"].values():
                 found += read_records(index.parent / entry["records"])
     return found
+
+
+def read_index(path: Path, rows: Literal["cells", "points"] = "cells") -> dict[str, Any]:
+    """A job's `index.json`: its `rows` (`points` of traffic) and `failed`. Raises RecordError, with the path, for another
+    content.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        found = {rows: dict(content[rows]), "failed": dict(content.get("failed", {}))}
+        if all(isinstance(entry["records"], str) for entry in found[rows].values()):
+            return found
+        reason = f"one of its {rows} has no file of records"
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        reason = "it is not an index of records"
+    raise RecordError(f"{path}: damaged ({reason}); delete the file: the next run of the study makes it again")

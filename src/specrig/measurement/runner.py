@@ -4,7 +4,8 @@
 
 One process loads the models once and measures cells of one or more methods. Cells with the same task, temperature and
 batch size form blocks, whatever their method. They share prompts, seeds and the baseline and run interleaved, so that a
-drift of the machine's clock affects all of them alike.
+drift of the machine's clock affects all of them alike. Cells that the machine's signs call disturbed are measured again
+at once (`attempts`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -20,13 +22,15 @@ from typing import TYPE_CHECKING, Any
 from specrig.cell import Cell
 from specrig.decoding.drafters import registry as methods
 from specrig.engines.base import Engine
+from specrig.measurement.attempts import Budget, least_disturbed, write_attempts
 from specrig.measurement.blocks import WARMUP_TOKENS, baseline_of, blocks, is_lossless, seed_of
 from specrig.measurement.energy import Meter, metered
 from specrig.measurement.machine_state import MachineState
-from specrig.measurement.plan import MeasurementPlan, gpus_used, resolve
+from specrig.measurement.plan import MeasurementPlan, Part, gpus_used, resolve
 from specrig.measurement.progress import Advance, progress
 from specrig.measurement.recording import as_run, text_ends, write_index
-from specrig.measurement.records import Probe, Record, Run, write_atomically, write_records
+from specrig.measurement.records import Probe, Record, Run, write_atomically
+from specrig.measurement.signs import disturbance, loads, reasons
 from specrig.measurement.unpaired import measure_unpaired
 from specrig.provenance.bandwidth import memory
 from specrig.provenance.environment import capture
@@ -36,15 +40,24 @@ if TYPE_CHECKING:
     from specrig.study.study import Study
 
 
-def measure(study: Study, engine: str, pair: str, method_names: Sequence[str], replicate: int = 0) -> None:
+def measure(
+    study: Study,
+    engine: str,
+    pair: str,
+    method_names: Sequence[str],
+    replicate: int = 0,
+    part: Part | None = None,
+) -> None:
     """Measure the cells of some methods on one engine and pair, in one replicate, that are not measured yet.
+
+    part: measure only this; None: all cells on all prompts.
 
     Writes the record file of each cell below the study's results folder as soon as its block is done, in the end
     `environment.json` and `index.json` of each method. A cell that fails is listed in the index with the reason and
     does not stop the others. Raises EngineError and ModelError if the target cannot be loaded, EngineError for what the
     study does not have.
     """
-    plan = resolve(study, engine, pair, method_names, replicate)
+    plan = resolve(study, engine, pair, method_names, replicate, part)
     failed = dict(plan.unusable)
     if plan.pending:
         failed |= _run(plan, f"{engine}/{pair}")
@@ -71,9 +84,10 @@ def _run(plan: MeasurementPlan, title: str) -> dict[Cell, str]:
         together = [cell for cells in pending for cell in cells]
         groups = [blocks(together)] if engine.paired else [blocks(cells, most=len(cells)) for cells in pending]
         made = [[_Block(plan, engine, meter, machine, cells) for cells in group] for group in groups]
+        budget = Budget(plan.remeasure.share, sum(block.generations for group in made for block in group))
         with progress(title, sum(block.units for group in made for block in group)) as advance:
             for group in made:
-                failed |= _measure_group(group, advance)
+                failed |= _measure_group(group, advance, budget, environment)
         if engine.loads_pairs:  # last, so that its buffers are in no cell's peak memory
             _describe(plan, environment | {"memory": memory(plan.device)})
     return failed
@@ -100,7 +114,7 @@ class _Block:
     ) -> None:
         self.plan, self.engine, self.meter, self.machine, self.cells = plan, engine, meter, machine, cells
         self.baseline = baseline_of(cells[0])
-        prompts, size = plan.prompts_of(cells[0]), cells[0].batch_size
+        prompts, size = plan.prompts[cells[0]], cells[0].batch_size
         self.groups = [prompts[start : start + size] for start in range(0, len(prompts), size)]
         self.tokens = {prompt.id: engine.encode(prompt.text) for prompt in prompts}
         self.failed: dict[Cell, str] = {}
@@ -113,6 +127,15 @@ class _Block:
     def units(self) -> int:
         """Units of progress: groups of prompts, times (cells + two baseline runs) if cells cannot alternate."""
         return len(self.rounds) if self.engine.paired else len(self.rounds) * (len(self.cells) + 2)
+
+    @property
+    def generations(self) -> int:
+        """How often it generates for a group of prompts, by which the time of several blocks is compared."""
+        return len(self.rounds) * (len(self.cells) + 1)
+
+    def again(self, cells: list[Cell]) -> _Block:
+        """A block of some of its cells, to measure them again."""
+        return _Block(self.plan, self.engine, self.meter, self.machine, cells)
 
     def advance(self) -> None:
         """Show that one more group of prompts is done."""
@@ -171,6 +194,12 @@ class _Block:
         self, cell: Cell, runs: list[list[Run]], baseline: list[list[Run]], drifts: Sequence[float | None]
     ) -> None:
         """Write the cell's record file from its runs and the baseline's, both with one list for each of `rounds`."""
+        write_attempts(self.plan.records(cell), [self.records(cell, runs, baseline, drifts)], 0)
+
+    def records(
+        self, cell: Cell, runs: list[list[Run]], baseline: list[list[Run]], drifts: Sequence[float | None]
+    ) -> list[Record]:
+        """The cell's records from its runs and the baseline's."""
         records, after = [], self.after or self.machine.probe()
         for (repeat, number), found, base, drift in zip(self.rounds, runs, baseline, drifts, strict=True):
             for prompt, run, plain in zip(self.groups[number], found, base, strict=True):
@@ -197,10 +226,12 @@ class _Block:
                         after=after,
                     )
                 )
-        write_records(self.plan.records(cell), records)
+        return records
 
 
-def _measure_group(group: Sequence[_Block], advance: Advance) -> dict[Cell, str]:
+def _measure_group(
+    group: Sequence[_Block], advance: Advance, budget: Budget, environment: Mapping[str, Any]
+) -> dict[Cell, str]:
     """Measure blocks of one engine: block by block where cells alternate, else the blocks of one method.
 
     Returns the reason for each cell that failed.
@@ -214,12 +245,46 @@ def _measure_group(group: Sequence[_Block], advance: Advance) -> dict[Cell, str]
             block.before = block.machine.probe()
         return measure_unpaired(group, plan.digests, plan.folders[group[0].cells[0].method])
     for block in group:
-        failed |= _measure_paired(block, last=block is group[-1])
+        failed |= _measure_paired(block, budget, environment, last=block is group[-1])
     return failed
 
 
-def _measure_paired(block: _Block, *, last: bool) -> dict[Cell, str]:
-    """Alternate baseline and cells group by group and write the records; returns the reason for each cell that failed.
+def _measure_paired(block: _Block, budget: Budget, environment: Mapping[str, Any], *, last: bool) -> dict[Cell, str]:
+    """Measure a block, and at once again its cells that were disturbed, as far as `budget` allows. Writes the records.
+
+    Returns the reason for each cell that failed. environment: what signs are judged by. last: see `_attempt`.
+    """
+    started = time.monotonic()
+    attempts = {cell: [records] for cell, records in _attempt(block, last=last).items()}
+    seconds = time.monotonic() - started
+    budget.done, budget.first_s = budget.done + block.generations, budget.first_s + seconds
+    for _ in range(block.plan.remeasure.times):
+        # A failed cell has no attempt; one that fails when it is measured again keeps those that it has.
+        cells = [cell for cell, found in attempts.items() if _quietest(found, environment)[1] > 1]
+        if not cells:
+            break
+        again = block.again(cells)
+        if not budget.allows(seconds * again.generations / block.generations):
+            break
+        why = "; ".join(reasons(loads(attempts[cells[0]][-1]), environment))
+        print(f"measured again: {len(cells)} of {len(block.cells)} cells like {cells[0].name}: {why}", file=sys.stderr)
+        started = time.monotonic()
+        for cell, records in _attempt(again, last=last).items():
+            attempts[cell].append(records)
+        budget.again_s += time.monotonic() - started
+    for cell, found in attempts.items():
+        write_attempts(block.plan.records(cell), found, _quietest(found, environment)[0])
+    return block.failed
+
+
+def _quietest(attempts: Sequence[Sequence[Record]], environment: Mapping[str, Any]) -> tuple[int, float]:
+    """The index of the attempt that counts, and its disturbance: above 1 the machine was not quiet."""
+    counted = least_disturbed([loads(records) for records in attempts], environment)
+    return counted, disturbance(loads(attempts[counted]), environment)
+
+
+def _attempt(block: _Block, *, last: bool) -> dict[Cell, list[Record]]:
+    """Alternate baseline and cells group by group; returns the records of each cell that did not fail.
 
     last: whether this is the last block, after which the machine is probed in any case.
     """
@@ -238,9 +303,10 @@ def _measure_paired(block: _Block, *, last: bool) -> dict[Cell, str]:
         block.advance()
     block.after = block.machine.probe(anew=last)
     if block.baseline in block.failed:
-        reason = block.failed.pop(block.baseline)
-        return dict.fromkeys(block.cells, f"the baseline failed: {reason}")
-    for cell in block.cells:
-        if cell not in block.failed:
-            block.write(cell, found[cell], found[block.baseline], [None] * len(block.rounds))
-    return block.failed
+        block.failed = dict.fromkeys(block.cells, f"the baseline failed: {block.failed[block.baseline]}")
+    drifts = [None] * len(block.rounds)
+    return {
+        cell: block.records(cell, found[cell], found[block.baseline], drifts)
+        for cell in block.cells
+        if cell not in block.failed
+    }

@@ -39,7 +39,7 @@ def config(model: str, revision: str | None = None) -> dict[str, Any]:
 
 
 def without_chat_template(model: str) -> bool:
-    """Whether a model at hand, a folder or a GGUF file, has no chat template. A hub id is not asked: False."""
+    """Whether a model at hand, a folder or a GGUF file, has no chat template. A hub id is not looked up: False."""
     if gguf.is_gguf(model):
         return "chat_template" not in gguf.config(model)
     folder = Path(model).expanduser()
@@ -103,8 +103,8 @@ def check_vocabulary(
         token = differing[0]
         example = f"; {token!r} is {ours[token]} in the target and {theirs[token]} in the draft"
     raise ModelError(
-        f"the draft {draft} does not share the vocabulary of the target {target}: {len(theirs)} tokens against {len(ours)}, "
-        f"{len(ours.keys() ^ theirs.keys())} in one only, {len(differing)} with another id{example}. "
+        f"the draft {draft} does not share the vocabulary of the target {target}: {len(theirs)} tokens against "
+        f"{len(ours)}, {len(ours.keys() ^ theirs.keys())} in one only, {len(differing)} with another id{example}. "
         "Choose a draft of the same family, or a method without a draft model (ngram)"
     )
 

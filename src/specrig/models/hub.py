@@ -127,7 +127,10 @@ def _request(repository: str, what: str, request: Callable[[], str], revision: s
         asks = known.gated if known and known.gated else "ask for access on its page, then `hf auth login`"
         raise ModelError(f"{repository}: gated, its owner lets in only who agreed to the terms: {asks}") from error
     except RevisionNotFoundError as error:
-        reason = f"the hub has no revision {revision!r} of it; correct it in its row, or empty it there and run `specrig pin`"
+        reason = (
+            f"the hub has no revision {revision!r} of it; correct it in its row, or empty it there and run `specrig "
+            "pin`"
+        )
         raise ModelError(f"{repository}: {reason}") from error
     except RemoteEntryNotFoundError as error:
         raise FileMissingError(
@@ -142,7 +145,10 @@ def _request(repository: str, what: str, request: Callable[[], str], revision: s
             reason = "neither a folder here nor on the hub, or private: correct its row, or `hf auth login`"
             raise ModelError(f"{repository}: {reason}") from error
         if os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}:
-            reason = "offline mode is on (HF_HUB_OFFLINE) and the cache does not hold it: unset it and run once with the network"
+            reason = (
+                "offline mode is on (HF_HUB_OFFLINE) and the cache does not hold it: unset it and run once with the "
+                "network"
+            )
             raise FileMissingError(f"{repository}: {what} cannot be had from the hub: {reason}") from error
         lines = str(error.__cause__ or error).splitlines() or [type(error).__name__]
         reason = f"{lines[0]}: check the network and HF_ENDPOINT; a folder's path does as well"

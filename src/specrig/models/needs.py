@@ -33,7 +33,7 @@ POSITIONS = re.compile(r"position|rope|rotary|n_ctx|max_seq_len|max_target_lengt
 
 
 def recurrent(config: dict[str, Any]) -> str | None:
-    """Why drafts cannot be rolled back in a model with this config.json; None: as far as it tells they can."""
+    """Why drafts cannot be rolled back in a model with this config.json; None: as far as it shows they can."""
     text = _text(config)
     if "vocab_size" not in text:
         return None  # too little of a config to tell anything
@@ -50,13 +50,13 @@ def recurrent(config: dict[str, Any]) -> str | None:
     if not evidence:
         return None
     return (
-        f"it keeps more than keys and values of each token ({evidence}), which cannot be rolled back when drafts are rejected; "
-        "choose a model with attention in every layer"
+        f"it keeps more than keys and values of each token ({evidence}), which cannot be rolled back when drafts are "
+        "rejected; choose a model with attention in every layer"
     )
 
 
 def unmet(config: dict[str, Any]) -> str | None:
-    """Why the native engine cannot decode with a model of this config.json; None: as far as it tells it can."""
+    """Why the native engine cannot decode with a model of this config.json; None: as far as it shows it can."""
     text = _text(config)
     if (reason := recurrent(config)) is not None or "vocab_size" not in text:
         return reason
@@ -69,7 +69,10 @@ def unmet(config: dict[str, Any]) -> str | None:
         how = "its own code cuts windows along the cache (local attention)"
     else:
         return None
-    return f"{how}, where a tree's siblings stand behind one another; choose a model that takes its positions from outside (rotary, learned)"
+    return (
+        f"{how}, where a tree's siblings stand behind one another; choose a model that takes its positions from "
+        "outside (rotary, learned)"
+    )
 
 
 def _text(config: dict[str, Any]) -> dict[str, Any]:

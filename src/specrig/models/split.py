@@ -32,8 +32,8 @@ def devices_of(pair: PairFiles, device: str) -> list[str]:
         raise ModelError(f"pair {pair.name}: a target on {count} GPUs (tensor_parallel) needs accelerate: `{INSTALL}`")
     if (found := gpus_here()) < count:
         raise ModelError(
-            f"pair {pair.name}: its target is to lie on {count} GPUs (tensor_parallel) and this process sees {found}; lower the number in "
-            "the pair's row, or give the job more (CUDA_VISIBLE_DEVICES)"
+            f"pair {pair.name}: its target is to lie on {count} GPUs (tensor_parallel) and this process sees {found}; "
+            "lower the number in the pair's row, or give the job more (CUDA_VISIBLE_DEVICES)"
         )
     return [f"cuda:{number}" for number in range(count)]
 

@@ -44,7 +44,10 @@ def refuses(config: dict[str, Any]) -> str | None:
     """Why a model of this config.json is not written; None if it is."""
     kind = config.get("model_type")
     if kind != "llama":
-        return f"only Llama's architecture is written as GGUF, this is {kind!r}; name a GGUF file of the model as its source instead"
+        return (
+            f"only Llama's architecture is written as GGUF, this is {kind!r}; name a GGUF file of the model as its "
+            "source instead"
+        )
     rope = (config.get("rope_parameters") or config.get("rope_scaling") or {}).get("rope_type", "default")
     if (
         rope != "default"
@@ -52,7 +55,10 @@ def refuses(config: dict[str, Any]) -> str | None:
         or config.get("mlp_bias")
         or config.get("hidden_act", "silu") != "silu"
     ):
-        return "scaled rotary positions, biases and other activations are not written as GGUF; name a GGUF file of the model instead"
+        return (
+            "scaled rotary positions, biases and other activations are not written as GGUF; name a GGUF file of the "
+            "model instead"
+        )
     return None
 
 

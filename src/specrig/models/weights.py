@@ -10,6 +10,7 @@ from specrig.models import facts, needs, split
 from specrig.models.gate import check_pair, config, config_of
 from specrig.models.hub import tokenizer
 from specrig.models.pair import ModelError, PairFiles, first_line
+from specrig.runtime.whole import load_whole
 
 if TYPE_CHECKING:
     import torch
@@ -93,7 +94,7 @@ class PretrainedWeights(Weights):
     def model(self, part: str, device: str) -> Any:
         """See `Weights`."""
         import torch
-        from transformers import AutoConfig, AutoModelForCausalLM
+        from transformers import AutoConfig
 
         pair, dtype = self.pair, self.dtype()
         if pair.quantization is not None:
@@ -107,7 +108,7 @@ class PretrainedWeights(Weights):
             if len(devices) > 1:
                 shape = AutoConfig.from_pretrained(source, revision=revision)
                 placement = split.device_map(split.empty(shape, dtype), devices, self.beside())
-            model = AutoModelForCausalLM.from_pretrained(source, revision=revision, dtype=dtype, device_map=placement)
+            model = load_whole(source, revision=revision, dtype=dtype, device_map=placement)
         except (MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:  # transformers and safetensors have many of their own
@@ -123,7 +124,8 @@ class PretrainedWeights(Weights):
         )
         if source is None:
             raise ModelError(
-                f"pair {pair.name}: this method needs a draft model and the pair names none; fill the column in pairs.tsv"
+                f"pair {pair.name}: this method needs a draft model and the pair names none; fill the column in "
+                "pairs.tsv"
             )
         return source, revision
 

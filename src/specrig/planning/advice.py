@@ -13,12 +13,13 @@ from rich.console import Console
 from specrig.analysis import roofline
 from specrig.analysis.cost_model import best_k, expected_tokens, walltime_improvement
 from specrig.analysis.roofline import Size
-from specrig.analysis.rounds import HEADS, round_cost
+from specrig.analysis.rounds import papers, round_cost
 from specrig.decoding.drafters import registry as methods
 from specrig.models import facts
 from specrig.models.facts.devices import Device, devices, find_device
 from specrig.models.gate import check_decoder, check_vocabulary
 from specrig.models.pair import ModelError
+from specrig.planning.break_even import Needed, measured_needs, predicted_needs, show_needs
 from specrig.planning.estimate import size_text, sizes_of
 from specrig.planning.measured import is_disturbed, usable_cells
 from specrig.study.claims import read_claims
@@ -100,7 +101,7 @@ class Advice:
     """All that is known about a pair.
 
     measured: the fastest cells of a study, empty without a study; predictions: what the cost model says if nothing was
-    measured, None with measurements or if the target's size is not known.
+    measured, None with measurements or if the target's size is not known; needed: the acceptance that pays.
     """
 
     name: str
@@ -110,6 +111,7 @@ class Advice:
     study: Path | None
     measured: Sequence[Best]
     predictions: Sequence[Prediction] | None
+    needed: Sequence[Needed] = ()
 
 
 def advise(
@@ -143,10 +145,13 @@ def advise(
                 shapes = sizes_of(recipe, name, rows)
                 target = roofline.size_of_shape(shapes.target) if shapes.target else target
                 draft = roofline.size_of_shape(shapes.draft) if shapes.draft else draft
-    predictions = None
+    predictions, needed = None, measured_needs(study, name) if study else []
     if target and not cells:
-        predictions = predicted(pair, target, None if _gate(pair) else draft, device, reported_lengths(reported))
-    return Advice(name, pair, device, draft_findings(pair, target, draft, device), study, fastest(cells), predictions)
+        fits = None if _gate(pair) else draft
+        predictions = predicted(pair, target, fits, device, reported_lengths(reported))
+        needed = predicted_needs(target, fits, device, pair.dtype) if fits else []
+    findings = draft_findings(pair, target, draft, device)
+    return Advice(name, pair, device, findings, study, fastest(cells), predictions, needed)
 
 
 def size_of(model: str) -> Size | None:
@@ -264,7 +269,7 @@ def predicted(
                     at_default_k=walltime_improvement(alpha, DEFAULT_K, c, verify(DEFAULT_K + 1)),
                 )
             )
-    for method in sorted(set(HEADS) & set(lengths) & set(methods())):
+    for method in sorted(set(papers()) & set(lengths)):
         middle = median(lengths[method])
         _, cost = round_cost(method, None, target, [], device, pair.dtype, 1) or (0.0, 1.0)
         found.append(Prediction(method, middle, cost, middle / cost, reports=len(lengths[method])))
@@ -298,6 +303,8 @@ def show_advice(advice: Advice, console: Console) -> None:
         _print_measured(advice.measured, console)
         if any(row.disturbed for row in advice.measured):
             console.print(DISTURBED.format(f"{advice.study}/study.json"), markup=False)
+        if advice.needed:
+            show_needs(advice.needed, console)
         return
     if advice.predictions is None:
         console.print(
@@ -309,6 +316,8 @@ def show_advice(advice: Advice, console: Console) -> None:
         title = f"No measured cell of {advice.study} is lossless with a speedup" if advice.study else "Not measured"
         console.print(f"{title}: predicted at batch size 1", markup=False)
         _print_predictions(advice.predictions, device.device if device else None, console)
+        if advice.needed:
+            show_needs(advice.needed, console)
     console.print("\nWhat practice recommends")
     print_table(console, [Column("use"), Column("method", breaks=True), Column("k")], PRACTICE)
 

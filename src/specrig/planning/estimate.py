@@ -36,7 +36,7 @@ REACHED = 0.6
 LAYER_S = {"cuda": 50e-6, "cpu": 100e-6}
 """Least seconds that a layer takes however small it is, because its kernels must be launched."""
 TRAINING = {"cuda": (2.4e14, "an H100 or H200"), "cpu": (1.5e11, "two cores")}
-"""(operations/s of training, machine): a quarter of a GPU's bfloat16 peak; on a CPU, as in `configs/quick.yaml`."""
+"""(operations/s of training, machine): a quarter of a GPU's bfloat16 peak; on a CPU, as in `configs/embedded.yaml`."""
 LOADING = 1e9
 """Assumed bytes/s at which weights are loaded from disk."""
 UNITS = (("hour", 3600, 1), ("minute", 60, 0), ("second", 1, 0))
@@ -80,7 +80,7 @@ class PairSize:
 def pair_sizes(study: Study) -> list[PairSize]:
     """Return the sizes of the pairs that have cells to measure, in the order of the cells."""
     batch = max((cell.batch_size for cell in study.grid.cells), default=1)
-    tokens = PROMPT_TOKENS + study.max_new_tokens
+    tokens = max(PROMPT_TOKENS + study.max_new_tokens, *study.contexts, 0)
     return [_pair_size(study, pair, batch, tokens) for pair in dict.fromkeys(cell.pair for cell in study.grid.cells)]
 
 
@@ -270,28 +270,31 @@ STARTING = 10
 MARGIN = 2
 """Times the estimate, which counts bandwidth and arithmetic alone. A job out of time goes on in another."""
 UNKNOWN_MINUTES, UNKNOWN_MB = 240, 16_000
-"""Asked for where the target's size is not known."""
+"""Requested where the target's size is not known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What a job asks for. memory_mb: megabytes of main memory. minutes: of run time."""
+    """What a job requests. memory_mb: megabytes of main memory. minutes: of run time."""
 
     memory_mb: int = UNKNOWN_MB
     minutes: int = UNKNOWN_MINUTES
 
 
 def measuring_demand(study: Study, process: tuple[str, str, str], size: PairSize) -> Demand:
-    """Return what the measuring job of one process asks for. process: a key of the grid's `processes`. size: of its
+    """Return what the measuring job of one process requests. process: a key of the grid's `processes`. size: of its
     pair.
 
     On a GPU the models pass through main memory, so a job asks for as much of it as the plan estimates of the GPU's.
     """
-    return Demand() if size.memory_bytes is None else _demand(size.memory_bytes, process_seconds(study, process, size))
+    if size.memory_bytes is None:
+        return Demand()
+    again = study.remeasure.share if study.remeasure.times else 0.0
+    return _demand(size.memory_bytes, (1 + again) * process_seconds(study, process, size))
 
 
 def training_demand(study: Study, pair: str, model: str) -> Demand:
-    """Return what training one model of a pair asks for. model: a name in `training.stages.STAGES`, or `joint` for
+    """Return what training one model of a pair requests. model: a name in `training.stages.STAGES`, or `joint` for
     Medusa-2.
 
     The time that a draft or head takes includes the text that the target writes for it.

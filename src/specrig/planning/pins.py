@@ -63,7 +63,7 @@ def unpinned(study: Study) -> list[Pin]:
         heads = {head: source for head, source in fetched.items() if head in needs and head not in row.head_revisions}
         found += [Pin(tables.pairs, name, "heads", source, "model") for source in dict.fromkeys(heads.values())]
     for name, task in study.rows.tasks.items():
-        if task.kind == "hub" and task.revision is None:
+        if task.kind == "hub" and task.revision is None and name == task.task:
             found.append(Pin(tables.tasks, name, "revision", task.source, "dataset"))
     return [pin for pin in found if pin.kind == "dataset" or not (looks_like_path(pin.source) or is_gguf(pin.source))]
 

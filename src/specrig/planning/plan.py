@@ -62,10 +62,9 @@ class Plan:
 
     untested: engine -> what was never tried on hardware. prompts_needed: prompts needed to resolve a difference of 5 %,
     in the median and in the worst cell; None before anything is measured. trains, needs, hours_assume: sentences from
-    `estimate`.
-    prompts: task -> number of its prompts, fewer than the study asks for where its file has fewer. large_drafts: pair ->
-    what is said of a draft that is not smaller than its target. simulated: pair -> declared acceptance. moving: hub ids without a revision. gated: what an owner asks for -> the
-    gated models.
+    `estimate`. prompts: task -> number of its prompts, fewer than the study asks for where its file has fewer.
+    large_drafts: pair -> what is said of a draft that is not smaller than its target. simulated: pair -> declared
+    acceptance. moving: hub ids without a revision. gated: what an owner asks for -> the gated models.
     """
 
     study: Study
@@ -179,13 +178,13 @@ def _refusals(study: Study) -> list[RefusedGroup]:
 
 def _prompt_count(study: Study, task: str) -> int:
     """How many prompts of a task are measured; of a file that is at hand no more than it has."""
-    wanted = study.grid.prompts_read(task)
+    requested = study.grid.prompts_read(task)
     if study.rows.tasks[task].kind != "file":
-        return wanted
+        return requested
     try:
         return len(study.prompts_of(task, study.root))
     except PromptError:
-        return wanted
+        return requested
 
 
 def _large_drafts(sizes: Sequence[PairSize]) -> dict[str, str]:

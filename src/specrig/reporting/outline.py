@@ -1,107 +1,18 @@
 """The report, section by section: HTML, PDF and the folder for papers render this one outline.
 
-A table or a figure costs one place, its entry here: the workflow's files, the captions of Snakemake's report, `tables/`,
-`figures/` and all three documents follow from it (CONTRIBUTING.md has an example). No pandas: the workflow reads the
-names.
+A table or a figure costs one place, its entry here: the workflow's files, the captions of Snakemake's report,
+`tables/`, `figures/` and all three documents follow from it (CONTRIBUTING.md has an example). No pandas: the workflow
+reads the names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Iterator
+from typing import Any
 
 from specrig.analysis.statistics import LEVEL
-from specrig.results.grid import Grid, percent
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.figure import Figure as Drawn
-
-    from specrig.results.study_results import DataTable, StudyResults
-
-Medium = Literal["html", "print"]
-
-
-def always(results: StudyResults) -> bool:
-    """The condition of what every report has."""
-    return True
-
-
-@dataclass(frozen=True, slots=True)
-class Text:
-    """Paragraphs. of: the text, or what gives it; what it leaves empty is left out. warning: they are set as one."""
-
-    of: str | Callable[[StudyResults], str | Sequence[str]]
-    warning: bool = False
-    only: Medium | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """A table.
-
-    of: gives it as a `DataTable`, as one or several `Grid`s, or as a DataFrame, which is shown as it is; None: no such
-    table. caption: that of a DataFrame. file: it is written to `tables/` as CSV, Markdown and LaTeX; the text is its
-    caption in Snakemake's report. title: HTML puts it above the table. fold: HTML shows the table on a click on these
-    words. wide: HTML gives its last column room for sentences. linked: HTML links each row to its cell's record.
-    source: the file of the study that has the table where it is too long for print, if that is not its own.
-    """
-
-    name: str
-    of: Callable[[StudyResults], DataTable | Grid | Sequence[Grid] | pd.DataFrame | None]
-    file: str = ""
-    caption: str = ""
-    only: Medium | None = None
-    title: str = ""
-    fold: str = ""
-    wide: bool = False
-    linked: bool = False
-    source: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """A figure. caption: below it. file: its caption in Snakemake's report, if another. timed: it shows speeds.
-
-    column: a paper sets it in one column. draw: draws it on a
-    `figures.panels.Sheet`; None: `figures.drawings` does.
-    """
-
-    name: str
-    caption: str
-    file: str = ""
-    timed: bool = True
-    column: bool = False
-    draw: Callable[[StudyResults, Any], Drawn] | None = None
-    only: Medium | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """A part of the HTML page with a template of its own: `documents/templates/<name>.html.j2`."""
-
-    name: str
-    only: Medium | None = "html"
-
-
-Item = Text | Table | Figure | Block
-
-
-@dataclass(frozen=True, slots=True)
-class Section:
-    """A section. name: its anchor in HTML. given: whether a report has it.
-
-    appendix: print sets it behind the references. detail: so does the paper, whose columns it would flood.
-    """
-
-    name: str
-    title: str
-    items: tuple[Item, ...]
-    condition: Callable[[StudyResults], object] = always
-    appendix: bool = False
-    detail: bool = False
-
+from specrig.reporting.items import Block, Figure, Item, Section, Table, Text
+from specrig.results.grid import percent
 
 OUTLINE = (
     Section(
@@ -111,9 +22,9 @@ OUTLINE = (
             Table("headline", lambda results: results.headline, only="print"),
             Figure(
                 "ranking",
-                "All methods by the geometric mean of their speedups over autoregressive decoding, at each method's best k "
-                "(chosen on the same prompts). Lines are 95 % intervals, small dots are tasks, colours are families. Hollow "
-                "dots are lossy methods.",
+                "All methods by the geometric mean of their speedups over autoregressive decoding, at each method's "
+                "best k (chosen on the same prompts). Lines are 95 % intervals, small dots are tasks, colours are "
+                "families. Hollow dots are lossy methods.",
                 column=True,
             ),
             Table(
@@ -126,16 +37,18 @@ OUTLINE = (
             ),
             Figure(
                 "heatmap",
-                "Speedup over autoregressive decoding by method and task, at each method's best k (chosen on the same prompts).",
+                "Speedup over autoregressive decoding by method and task, at each method's best k (chosen on the same "
+                "prompts).",
                 "Speedup over autoregressive decoding by method (at its best k) and task. The last column is the "
                 "geometric mean over tasks. Blue is faster than plain decoding, orange is slower.",
                 column=True,
             ),
             Figure(
                 "rounds",
-                "What a round of each method costs and what it yields, tasks together, at each method's best k. The bar is its "
-                "cost in plain decoding passes, in parts; the diamond is the tokens that it emits. The speedup is tokens by "
-                "cost: a method whose diamond lies left of its bar's end is slower than plain decoding, whatever its acceptance.",
+                "What a round of each method costs and what it yields, tasks together, at each method's best k. The "
+                "bar is its cost in plain decoding passes, in parts; the diamond is the tokens that it emits. The "
+                "speedup is tokens by cost: a method whose diamond lies left of its bar's end is slower than plain "
+                "decoding, whatever its acceptance.",
                 "What a round of each method costs, in plain decoding passes, and the tokens that it emits.",
                 column=True,
             ),
@@ -158,16 +71,16 @@ OUTLINE = (
             Figure(
                 "k_sweep",
                 "Acceptance rate and decoding speed against k, the number of tokens drafted a round.",
-                "Acceptance rate (top) and decoding speed (bottom) against k, the number of tokens drafted a round. One "
-                "column a task. Bands are 95 % intervals. The dashed line is autoregressive decoding.",
+                "Acceptance rate (top) and decoding speed (bottom) against k, the number of tokens drafted a round. "
+                "One column a task. Bands are 95 % intervals. The dashed line is autoregressive decoding.",
             ),
             Text(lambda results: results.best_k_sentence),
             Table(
                 "optimal_k",
                 lambda results: results.best_k,
-                "The k with the largest measured speedup and the k with the largest predicted speedup, for every setting "
-                "with several k. Speedup and loss are computed with each half of the prompts at the k that the other half "
-                "chose, with 95 % intervals.",
+                "The k with the largest measured speedup and the k with the largest predicted speedup, for every "
+                "setting with several k. Speedup and loss are computed with each half of the prompts at the k that the "
+                "other half chose, with 95 % intervals.",
             ),
         ),
     ),
@@ -176,8 +89,8 @@ OUTLINE = (
         "Batches",
         (
             Text(
-                "Speculation gains speed because it reads the weights once for several tokens. A batch already reads them "
-                "once for all its sequences. So a larger batch leaves less to gain."
+                "Speculation gains speed because it reads the weights once for several tokens. A batch already reads "
+                "them once for all its sequences. So a larger batch leaves less to gain."
             ),
             Figure(
                 "batching",
@@ -189,13 +102,81 @@ OUTLINE = (
         condition=lambda results: len(set(results.cells["batch_size"])) > 1,
     ),
     Section(
+        "traffic",
+        "Under load",
+        (
+            Text(
+                "A server that answers many requests at once already reads the weights once for all of them, as a "
+                "batch does. Besides it waits for requests, queues them and mixes prompts with decoding. Method and "
+                "baseline took turns under each load."
+            ),
+            Figure(
+                "traffic",
+                "Speedup against requests at once, and throughput against median latency.",
+                "Left: speedup of the server's throughput over plain decoding, against the requests that are under way "
+                "at once. Bands are 95 % intervals over blocks of time; a dot is where speculation stops paying, its "
+                "bar the interval. Right: throughput against median latency, hollow without drafts; up and left is "
+                "better.",
+            ),
+            Text(lambda results: results.crossover_sentences),
+            Table(
+                "traffic",
+                lambda results: results.traffic,
+                "Servers under load: requests sent, errors, tokens/s, latencies, goodput and acceptance of method and "
+                "baseline in turns, with 95 % intervals over blocks of time. The table is empty for a study without "
+                "traffic.",
+                fold="every load",
+            ),
+        ),
+        condition=lambda results: len(results.traffic.frame),
+    ),
+    Section(
+        "contexts",
+        "Along the context",
+        (
+            Text(
+                "The same requests stand behind more and more text of the corpus. The context is the number of tokens when the "
+                "output is complete. Costs are in plain passes at the same context, which take longer themselves as it grows."
+            ),
+            Text(lambda results: results.contexts_sentences),
+            Figure(
+                "contexts",
+                "Acceptance length and speedup against the context.",
+                "Acceptance length (top) and speedup (bottom) against the context in tokens. One column a task. Bands are 95 % "
+                "intervals over prompts.",
+            ),
+            Table("contexts", lambda results: results.contexts_grid),
+        ),
+        condition=lambda results: len(results.contexts),
+    ),
+    Section(
+        "turns",
+        "Turn by turn",
+        (
+            Text(
+                "Each turn is a prompt of its own: the conversation so far, in which the answers are the target's, written once "
+                "by greedy decoding. So the baseline and every method continue the same text. The conversation is read anew in "
+                "each turn; prefill is no part of the speedup."
+            ),
+            Text(lambda results: results.turns_sentences),
+            Figure(
+                "turns",
+                "Acceptance length and speedup by turn of the conversation.",
+                "Acceptance length (top) and speedup (bottom) by turn of the conversation. One column a task. Bands are 95 % "
+                "intervals over conversations.",
+            ),
+            Table("turns", lambda results: results.turns_grid),
+        ),
+        condition=lambda results: len(results.turns),
+    ),
+    Section(
         "network",
         "A network between draft and target",
         (
             Text(
                 "The draft model runs in a service of its own. Each round sends it the new tokens and waits for its "
-                "draft. Acceptance is that of draft_model; what is lost is the time on the network. The baseline has no "
-                "network."
+                "draft. Acceptance is that of draft_model; what is lost is the time on the network. The baseline has "
+                "no network."
             ),
             Figure(
                 "latency",
@@ -215,15 +196,15 @@ OUTLINE = (
                 "acceptance",
                 lambda results: results.acceptance,
                 "Acceptance length (tokens emitted per target pass, the target's own token included), acceptance rate "
-                "(accepted / drafted tokens) and alpha (mean of the sum of min(p, q)) by method and task, at each method's "
-                "best k.",
+                "(accepted / drafted tokens) and alpha (mean of the sum of min(p, q)) by method and task, at each "
+                "method's best k.",
             ),
             Table("positions", lambda results: results.positions),
             Figure(
                 "emitted_lengths",
                 "How many tokens a target pass emits, at each method's best k.",
-                "Share of target passes by the number of tokens that they emitted, at each method's best k. The mean is the acceptance "
-                "length.",
+                "Share of target passes by the number of tokens that they emitted, at each method's best k. The mean "
+                "is the acceptance length.",
                 timed=False,
             ),
             Text("Methods that copy from the text gain more where the target repeats itself, as small models do."),
@@ -236,22 +217,23 @@ OUTLINE = (
         (
             Text(
                 lambda results: (
-                    "Every engine runs the same pair, prompts, k and trained parts. Acceptance depends on the pair, the "
-                    "prompts and the method, not on the engine. Where two engines differ by more than sampling noise, they "
-                    "count or draft differently; the notes give the reason where the records show it. "
+                    "Every engine runs the same pair, prompts, k and trained parts. Acceptance depends on the pair, "
+                    "the prompts and the method, not on the engine. Where two engines differ by more than sampling "
+                    "noise, they count or draft differently; the notes give the reason where the records show it. "
                     f"{results.engines_sentence}"
                 )
             ),
             Table(
                 "engines",
                 lambda results: results.engines,
-                "The same cells in each engine, on the prompts that all engines answered: speed, speedup and acceptance "
-                "length with 95 % intervals. The difference in acceptance length is taken against the first engine, "
-                "paired by prompt. The table is empty for a study of one engine.",
+                "The same cells in each engine, on the prompts that all engines answered: speed, speedup and "
+                "acceptance length with 95 % intervals. The difference in acceptance length is taken against the first "
+                "engine, paired by prompt. The table is empty for a study of one engine.",
             ),
             Figure(
                 "engines",
-                "The same cells in each engine, each method at the k that suits the first engine best, with 95 % intervals.",
+                "The same cells in each engine, each method at the k that suits the first engine best, with 95 % "
+                "intervals.",
             ),
         ),
         condition=lambda results: len(results.compared),
@@ -261,15 +243,16 @@ OUTLINE = (
         "Measured and predicted",
         (
             Text(
-                "The prediction follows from the measured acceptance length and the measured cost of bare forward passes. "
-                "A point below the diagonal lost time outside those passes: in verification, in the cache, in drafting "
-                "without a model, or in the loop itself."
+                "The prediction follows from the measured acceptance length and the measured cost of bare forward "
+                "passes. A point below the diagonal lost time outside those passes: in verification, in the cache, in "
+                "drafting without a model, or in the loop itself."
             ),
             Figure(
                 "predicted",
                 "Measured speedup against the speedup predicted from acceptance and the cost of bare passes.",
-                "Measured speedup against the speedup predicted from the measured acceptance length and the measured cost "
-                "of bare forward passes. On the solid line the harness loses nothing. Below the dashed line the report warns.",
+                "Measured speedup against the speedup predicted from the measured acceptance length and the measured "
+                "cost of bare forward passes. On the solid line the harness loses nothing. Below the dashed line the "
+                "report warns.",
                 column=True,
             ),
             Table("efficiency", lambda results: results.efficiency),
@@ -277,27 +260,53 @@ OUTLINE = (
         ),
     ),
     Section(
+        "break_even",
+        "What acceptance pays",
+        (
+            Text(
+                lambda results: (
+                    "A method is as fast as plain decoding where a round emits as many tokens as it costs. What a round costs hardly "
+                    "depends on the text, what it emits does. So the table says what acceptance to look for on other texts, or to "
+                    f"train for. {results.break_even_sentence}"
+                )
+            ),
+            Figure(
+                "break_even",
+                "Tokens that a round must emit to be as fast as plain decoding (solid) and half as fast again (dashed), against k; marks: "
+                "tokens that it emitted on each task. Methods with several k.",
+                "Tokens that a round must emit for speedups of 1 and 1.5, against k, beside those that it emitted on each task.",
+            ),
+            Table(
+                "break_even",
+                lambda results: results.break_even,
+                "The measured cost of a round, and the acceptance that a speedup of 1 and of 1.5 takes, by method, k and batch size.",
+                fold="acceptance needed, by method and k",
+            ),
+        ),
+        condition=lambda results: len(results.break_even.frame),
+    ),
+    Section(
         "order",
         "Order against the literature",
         (
             Text(
                 lambda results: (
-                    "Speedups differ from machine to machine and from pair to pair. The order of methods may stay. Each "
-                    "source that ranks several methods on a task is compared with the same methods here. Where two methods "
-                    "changed places, the cost model says why: acceptance, the cost of drafting, the cost of verifying, or "
-                    f"time outside forward passes. {results.order_sentence}"
+                    "Speedups differ from machine to machine and from pair to pair. The order of methods may stay. "
+                    "Each source that ranks several methods on a task is compared with the same methods here. Where "
+                    "two methods changed places, the cost model says why: acceptance, the cost of drafting, the cost "
+                    f"of verifying, or time outside forward passes. {results.order_sentence}"
                 )
             ),
             Figure(
                 "order",
-                "The order of methods by speed, as reported (left) and as measured (right), with Kendall's τ. Methods that "
-                "changed places are drawn in full colour.",
+                "The order of methods by speed, as reported (left) and as measured (right), with Kendall's τ. Methods "
+                "that changed places are drawn in full colour.",
             ),
             Table(
                 "order",
                 lambda results: results.order,
-                "The order in which sources rank methods, against the order measured here, with Kendall's τ and its 95 % "
-                "interval over prompts.",
+                "The order in which sources rank methods, against the order measured here, with Kendall's τ and its 95 "
+                "% interval over prompts.",
             ),
             Text(lambda results: results.order_reasons),
             Table(
@@ -316,26 +325,27 @@ OUTLINE = (
         (
             Text(
                 lambda results: (
-                    f"{results.claims_sentence} A verdict by theory says whether a figure follows from what the same source "
-                    "reports about acceptance, k and hardware. It does not say that the figure was measured again."
+                    f"{results.claims_sentence} A verdict by theory says whether a figure follows from what the same "
+                    "source reports about acceptance, k and hardware. It does not say that the figure was measured "
+                    "again."
                 )
             ),
             Figure(
                 "reported",
                 "Reported speedups against measured ones, or those that acceptance and a roofline predict; shaded: "
                 "consistent with theory.",
-                "Reported speedups against measured ones, or against those predicted from the reported acceptance and a "
-                "roofline of the passes. On the solid line both agree. Figures in the shaded band are consistent with "
-                "theory.",
+                "Reported speedups against measured ones, or against those predicted from the reported acceptance and "
+                "a roofline of the passes. On the solid line both agree. Figures in the shaded band are consistent "
+                "with theory.",
                 column=True,
             ),
             Table("sources", lambda results: results.claim_counts, only="html"),
             Table(
                 "reproduction",
                 lambda results: results.claims,
-                "Every reported figure with its verdict and the reason. A figure is compared with measured cells where all "
-                "conditions agree, and with theory (expected tokens per pass and a roofline of the passes) where the "
-                "source says enough. For the others a command is given that would measure them.",
+                "Every reported figure with its verdict and the reason. A figure is compared with measured cells where "
+                "all conditions agree, and with theory (expected tokens per pass and a roofline of the passes) where "
+                "the source says enough. For the others a command is given that would measure them.",
                 fold="reported figures, each with its verdict and reason",
                 wide=True,
             ),
@@ -364,14 +374,14 @@ OUTLINE = (
         (
             Text(
                 lambda results: (
-                    f"{results.audit_sentence} Plain decoding itself is compared with transformers' own generate, which has "
-                    "a forward pass and a cache of its own, on the longest prompt of each pair. At temperature 0 a method's "
-                    "output must be plain decoding's, token by token. A difference is a numerical tie only where the "
-                    "target's logits for the two tokens, computed in full precision, lie within a few units of the study's "
-                    "precision. Above temperature 0 there are two tests. On a small pair made for the test, samples are "
-                    "compared, token by token, with the target's exact probabilities. On the study's own pair, each token "
-                    "is compared with the target's distribution at its position (probability integral transform, "
-                    "Kolmogorov-Smirnov test)."
+                    f"{results.audit_sentence} Plain decoding itself is compared with transformers' own generate, "
+                    "which has a forward pass and a cache of its own, on the longest prompt of each pair. At "
+                    "temperature 0 a method's output must be plain decoding's, token by token. A difference is a "
+                    "numerical tie only where the target's logits for the two tokens, computed in full precision, lie "
+                    "within a few units of the study's precision. Above temperature 0 there are two tests. On a small "
+                    "pair made for the test, samples are compared, token by token, with the target's exact "
+                    "probabilities. On the study's own pair, each token is compared with the target's distribution at "
+                    "its position (probability integral transform, Kolmogorov-Smirnov test)."
                 )
             ),
             Table("audit", lambda results: results.audit_summary),
@@ -385,10 +395,19 @@ OUTLINE = (
         (
             Figure(
                 "training",
-                "Training and held-out loss against wall time, of every model the study trained; a head's is the loss of "
-                "its own method, so panels do not compare.",
-                "Training loss (raw and smoothed) and held-out loss of each task against wall time, for every model that "
-                "the study trained.",
+                "Training and held-out loss against wall time, of every model the study trained; a head's is the loss "
+                "of its own method, so panels do not compare.",
+                "Training loss (raw and smoothed) and held-out loss of each task against wall time, for every model "
+                "that the study trained.",
+                timed=False,
+            ),
+            Figure(
+                "learning",
+                "Tokens a round to expect on held-out answers, against texts learnt from (a text counts in each "
+                "epoch). A point on the way was measured before the learning rate had fallen, so a training that ends "
+                "there reaches more. Crosses: acceptance lengths that others report, of other targets and prompts.",
+                "Expected tokens a round against texts learnt from, for every draft and head that the study trained, "
+                "beside published points.",
                 timed=False,
             ),
         ),
@@ -401,7 +420,7 @@ OUTLINE = (
         (
             Text(lambda results: results.facts, only="html"),
             Text(lambda results: results.notes),
-            Text(lambda results: results.warnings, warning=True, only="print"),
+            Text(lambda results: results.later_warnings, warning=True, only="print"),
             Text(lambda results: results.differing, warning=True),
             Table("models", lambda results: results.models),
             Table(
@@ -428,9 +447,9 @@ OUTLINE = (
             Table(
                 "cells",
                 lambda results: results.every_cell,
-                "Every measured cell: one row per engine, pair, method, k, task, temperature and batch size, with speed, "
-                "speedup and its 95 % interval, acceptance, costs, prediction and efficiency. An empty field means "
-                "undefined, never zero.",
+                "Every measured cell: one row per engine, pair, method, k, task, temperature and batch size, with "
+                "speed, speedup and its 95 % interval, acceptance, costs, prediction and efficiency. An empty field "
+                "means undefined, never zero.",
                 fold="cells",
                 linked=True,
             ),

@@ -18,16 +18,16 @@ from specrig.results.summary import base_setting
 
 SETTING = ["engine", "pair", "task"]
 SHOWN = 3
-"""How many methods are named that are not told apart from the best one."""
+"""How many methods are named whose interval overlaps that of the best one."""
 
 
 def advised(study: StudyData, cells: pd.DataFrame, optimal: pd.DataFrame) -> pd.DataFrame:
     """One row per engine, pair and task: the cell of the fastest lossless method, at the lowest temperature and
     smallest batch.
 
-    cells: `StudyResults.cells`. optimal: `analysis.optimal_k.optimal_k` of them. Cells that are lossy or failed the audit
-    are left out, disturbed ones too unless there are no others. A method with several k's is judged by the speedup of
-    choosing k on other prompts, the others by their cell's.
+    cells: `StudyResults.cells`. optimal: `analysis.optimal_k.optimal_k` of them. Cells that are lossy or failed the
+    audit are left out, disturbed ones too unless there are no others. A method with several k's is judged by the
+    speedup of choosing k on other prompts, the others by their cell's.
 
     Columns: those of `cells`; `value`, `low`, `high` (that speedup and its 95 % interval); `rivals` (names of the
     methods whose interval reaches into the best one's); `beyond_mb` (peak memory beyond plain decoding's in the same
@@ -100,15 +100,16 @@ def advice_grid(found: pd.DataFrame, cells: pd.DataFrame, links: Callable[[dict[
         )
     titles = [entry.text for entry in rows[0][len(levels) + 6 :]] if rows else []
     return Grid(
-        header=[*levels, "task", "method", "k", "speedup", "more memory", "not told apart from it", *titles],
+        header=[*levels, "task", "method", "k", "speedup", "more memory", "intervals overlap", *titles],
         rows=rows,
         labels=len(levels) + 3,
         trailing=1 + len(titles),
         caption=(
-            "The fastest lossless method, with the 95 % interval of its speedup over plain decoding. A method with several k is judged at the "
-            "k that other prompts chose. Being the best of several methods still makes it look slightly too good. Not told apart: methods "
-            "whose interval reaches into that of the best. None: no method was faster than plain decoding; the speedup is that of the "
-            "fastest. More memory: peak memory minus that of plain decoding in the same cell, of the whole."
+            "The fastest lossless method, with the 95 % interval of its speedup over plain decoding. A method with "
+            "several k is judged at the k that other prompts chose. Being the best of several methods still makes it "
+            "look slightly too good. Intervals overlap: methods whose interval reaches into that of the best. None: no "
+            "method was faster than plain decoding; the speedup is that of the fastest. More memory: peak memory minus "
+            "that of plain decoding in the same cell, of the whole."
         ),
         notes=[DISTURBED_NOTE] if disturbed(found).any() else [],
     )

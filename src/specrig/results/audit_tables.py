@@ -17,12 +17,12 @@ SMALLEST = 1e-12
 TESTS = {"exact distribution": 0, BASELINE_TEST: 1, "token identity": 2, "per-position uniformity": 3}
 
 RULE = (
-    f"All p-values are judged together (Holm's procedure). If all methods are correct, the probability that any test fails is at most "
-    f"{100 * FAMILY_WISE:g} %."
+    "All p-values are judged together (Holm's procedure). If all methods are correct, the probability that any test "
+    f"fails is at most {100 * FAMILY_WISE:g} %."
 )
 CAPTION = (
-    "Verdicts of the audit. p-value: how often a correct method deviates as far as this one or farther. Among many tests some "
-    f"p-values are small. {RULE}"
+    "Verdicts of the audit. p-value: how often a correct method deviates as far as this one or farther. Among many "
+    f"tests some p-values are small. {RULE}"
 )
 
 
@@ -85,11 +85,17 @@ def _baselines(audit: pd.DataFrame) -> str:
     text = ""
     if len(wrong):
         names = ", ".join(sorted({f"{row['engine']}/{row['pair']}" for row in row_dicts(wrong)}))
-        text = f" Plain decoding itself differs from transformers' own generate ({names}). All that was measured against it is struck through."
+        text = (
+            f" Plain decoding itself differs from transformers' own generate ({names}). All that was measured against "
+            "it is struck through."
+        )
     elif len(made):
         text = " Plain decoding, the baseline of all speedups, gives what transformers' own generate gives."
     if len(made) < len(audit):
-        text += f" Not compared with transformers' own generate: {len(audit) - len(made)} of {len(audit)} baselines. The table says why."
+        text += (
+            f" Not compared with transformers' own generate: {len(audit) - len(made)} of {len(audit)} baselines. The "
+            "table says why."
+        )
     return text
 
 

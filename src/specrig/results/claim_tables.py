@@ -23,8 +23,9 @@ from specrig.study.rows import Pair, Task, read_rows
 DECIDED = ("reproduced", "higher", "lower", "impossible", "inconsistent with theory")
 """Verdicts that say something of the figure itself; they come first in tables."""
 CAPTION = (
-    f"Every reported figure, with its verdict. Measured: the 95 % interval overlaps the reported figure widened by {TOLERANCE:.0%}. Theory: the "
-    f"figure lies between {1 - BELOW:.0%} and {1 + ABOVE:.0%} of what acceptance and the roofline of the passes predict (calculations: ± {ABOVE:.0%})."
+    "Every reported figure, with its verdict. Measured: the 95 % interval overlaps the reported figure widened by "
+    f"{TOLERANCE:.0%}. Theory: the figure lies between {1 - BELOW:.0%} and {1 + ABOVE:.0%} of what acceptance and the "
+    f"roofline of the passes predict (calculations: ± {ABOVE:.0%})."
 )
 
 

@@ -14,13 +14,19 @@ from specrig.results.labels import DISTURBED_SIGN, method_name, task_name
 from specrig.results.speed_tables import mean_units
 from specrig.results.summary import CROSS_FITTED, MEAN, disturbed_in
 
+ALL_DISTURBED = (
+    f"{DISTURBED_SIGN} Every lossless method was disturbed while it was measured, this one too: measure again on a "
+    "quiet machine before you rely on it."
+)
 
-def conclusion(summary: pd.DataFrame, best: pd.DataFrame, tasks: list[str]) -> list[str]:
+
+def conclusion(summary: pd.DataFrame, best: pd.DataFrame, tasks: list[str], *, busy: bool = False) -> list[str]:
     """One paragraph on the fastest method per engine and pair, at the lowest temperature and the smallest batch.
 
     summary: the result of `summary.speedup_summary`. best: the cells from which it was computed. Lossy methods and
     methods that failed the audit are never named as the fastest. Methods with a disturbed cell are named, with their
-    sign, only where there are no others. Speedups are those with k chosen on other prompts.
+    sign, only where there are no others. Speedups are those with k chosen on other prompts. busy: whether
+    the report says already that the machine was busy throughout.
     """
     paragraphs = []
     for (engine, pair), rows in summary.groupby(["engine", "pair"], sort=False):
@@ -35,7 +41,10 @@ def conclusion(summary: pd.DataFrame, best: pd.DataFrame, tasks: list[str]) -> l
         quiet = fair[~marked[fair.index]]
         evidence = fair if quiet.empty else quiet
         top = cast("dict[str, Any]", evidence.sort_values(CROSS_FITTED).iloc[-1].to_dict())
-        paragraphs.append(" ".join(_sentences(top, rows, best, tasks, f"{pair} ({engine})", disturbed=quiet.empty)))
+        sentences = _sentences(top, rows, best, tasks, f"{pair} ({engine})", disturbed=quiet.empty)
+        if quiet.empty and not busy:
+            sentences.insert(1, ALL_DISTURBED)
+        paragraphs.append(" ".join(sentences))
     return paragraphs
 
 
@@ -49,14 +58,9 @@ def _sentences(
     count = f"{len(measured)} task{'s' if len(measured) != 1 else ''}"
     temperature = f"temperature {top['temperature']:g}"
     sentences = [
-        f"On {where} the fastest lossless method is {name} at k = {top['k']}: {number(mean)} times the speed of autoregressive "
-        f"decoding, geometric mean over {count} at {temperature} ({spread})."
+        f"On {where} the fastest lossless method is {name} at k = {top['k']}: {number(mean)} times the speed of "
+        f"autoregressive decoding, geometric mean over {count} at {temperature} ({spread})."
     ]
-    if disturbed:
-        sentences.append(
-            f"{DISTURBED_SIGN} Every lossless method was disturbed while it was measured, this one too: measure again on a "
-            "quiet machine before you rely on it."
-        )
     if top[f"{CROSS_FITTED}_ks"]:
         chosen = " and ".join(dict.fromkeys(top[f"{CROSS_FITTED}_ks"].split(", ")))
         sentences.append(f"Each half of the prompts is judged at the k that the other half chose (k = {chosen}).")
@@ -69,7 +73,8 @@ def _sentences(
     if len(ordered) > 1:
         most, least = ordered[-1], ordered[0]
         sentences.append(
-            f"It gains most on {task_name(most)} ({number(top[most])}), least on {task_name(least)} ({number(top[least])})."
+            f"It gains most on {task_name(most)} ({number(top[most])}), least on {task_name(least)} "
+            f"({number(top[least])})."
         )
     same = np.logical_and.reduce(
         [best[key] == top[key] for key in ("engine", "pair", "method", "variant", "temperature", "batch_size", "k")]
@@ -78,12 +83,14 @@ def _sentences(
     length, rate = cells["acceptance_length"].mean(), cells["acceptance_rate"].mean()
     if np.isfinite(length) and np.isfinite(rate):
         sentences.append(
-            f"A target pass emits {number(length)} tokens on average; {percent(rate)} of the drafted tokens are accepted."
+            f"A target pass emits {number(length)} tokens on average; {percent(rate)} of the drafted tokens are "
+            "accepted."
         )
     kept = cells["efficiency"].median()
     if np.isfinite(kept):
         sentences.append(
-            f"The measured speed is {percent(kept)} of the speed that its acceptance and the cost of bare passes predict (median over tasks)."
+            f"The measured speed is {percent(kept)} of the speed that its acceptance and the cost of bare passes "
+            "predict (median over tasks)."
         )
     others = rows[~disturbed_in(rows, CROSS_FITTED) & ~rows["method"].isin([top["method"], "autoregressive"])]
     slower = others[others[f"{CROSS_FITTED}_high"] < 1]
@@ -101,9 +108,10 @@ def drift_sentence(cells: pd.DataFrame) -> str:
     changes = known["drift"].map(lambda drift: max(drift, 1 / drift))
     apart = int(((known["drift_low"] > 1) | (known["drift_high"] < 1)).sum())
     return (
-        f"Each job ran {int(known['replicates'].max())} times, each time in its own process. Between the first and the last run the "
-        f"speedup of a cell changed by {percent(changes.median() - 1, 1)} in the median and by {percent(changes.max() - 1, 1)} at most. "
-        f"In {apart} of {len(known)} cells the choice of prompts alone does not explain the change. The intervals include it."
+        f"Each job ran {int(known['replicates'].max())} times, each time in its own process. Between the first and the "
+        f"last run the speedup of a cell changed by {percent(changes.median() - 1, 1)} in the median and by "
+        f"{percent(changes.max() - 1, 1)} at most. In {apart} of {len(known)} cells the choice of prompts alone does "
+        "not explain the change. The intervals include it."
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,9 +10,10 @@ import numpy as np
 import pandas as pd
 
 from specrig.analysis.cells import IDENTITY, identity
-from specrig.analysis.disturbance import disturbed, shares
+from specrig.analysis.disturbance import disturbed
 from specrig.analysis.efficiency import explained_efficiency
 from specrig.measurement.records import NOT_RECORDED, Record
+from specrig.measurement.signs import TEXTS, loads, signs
 from specrig.results.grid import Grid, GridEntry, number, percent
 from specrig.results.labels import DISTURBED_NOTE, DISTURBED_SIGN, cell_name
 from specrig.results.study_data import StudyData
@@ -22,7 +24,10 @@ LOST = {
     "WAITED": "their threads waited for a processor for {} of their time",
     "HELD": "their measuring thread neither ran nor was ready to for {} of the time",
 }
-"""Name of a share from `analysis.disturbance.shares` -> words for it; {} takes the share."""
+"""Name of a share from `measurement.signs.signs` -> words for it; {} takes the share."""
+
+THROUGHOUT = 0.9
+"""From this share of cells with a sign of the machine against them the machine was busy throughout."""
 
 
 def disturbed_cells(study: StudyData) -> list[str]:
@@ -33,18 +38,33 @@ def disturbed_cells(study: StudyData) -> list[str]:
 def warning(cells: pd.DataFrame, folder: Path) -> str:
     """The warning for readers; empty where no cell is disturbed. folder: the study's results folder."""
     count = int(disturbed(cells).sum())
+    again = f"specrig remeasure {folder / 'study.json'}, then the command that ran the study."
+    if busy_throughout(cells):
+        return (
+            f"The machine was busy with other work throughout: {count} of {len(cells)} cells are marked "
+            f"{DISTURBED_SIGN}, and all are shown. On a quiet machine speedups and their order may differ. To measure "
+            f"them again there: {again}"
+        )
     return (
-        f"{count} of {len(cells)} cells {'were' if count > 1 else 'was'} disturbed: the machine did other things during the measurement, or the "
-        f"times do not fit together. Such cells are marked {DISTURBED_SIGN}. They are never called best, fastest or optimal, and no reported speed "
-        f"is judged by them. To measure just them again: specrig remeasure {folder / 'study.json'}, then the command that ran the study."
+        f"{count} of {len(cells)} cells {'were' if count > 1 else 'was'} disturbed: the machine did other things "
+        f"during the measurement, or the times do not fit together. Such cells are marked {DISTURBED_SIGN}. They are "
+        "never called best, fastest or optimal, and no reported speed is judged by them. To measure just them again: "
+        f"{again}"
         if count
         else ""
     )
 
 
+def busy_throughout(cells: pd.DataFrame) -> bool:
+    """Whether nearly all cells have a sign of the machine among their reasons, not only times that do not fit."""
+    signs_of_machine = "|".join(re.escape(text.partition("{")[0]) for text in TEXTS.values())
+    found = cells["disturbed"].fillna("").astype(str).str.contains(signs_of_machine)
+    return len(cells) > 0 and float(found.mean()) >= THROUGHOUT
+
+
 def notes(study: StudyData, cells: pd.DataFrame) -> list[str]:
     """Sentences on what else the machine did while cells were measured, and on what explains efficiencies above 1."""
-    found = [shares(own, study.environments.get(own[0].cell.method_key, {})) for own in study.every.values()]
+    found = [signs(loads(own), study.environments.get(own[0].cell.method_key, {})) for own in study.every.values()]
     clauses = []
     for name, text in LOST.items():
         values = sorted(each[name] for each in found if name in each)
@@ -52,10 +72,16 @@ def notes(study: StudyData, cells: pd.DataFrame) -> list[str]:
             clauses.append(text.format(f"{percent(values[len(values) // 2], 1)} (up to {percent(values[-1])})"))
     unknown = int((cells["disturbed"] == NOT_RECORDED).sum()) if len(cells) else 0
     lines = [f"While the median cell (in brackets: the worst) was measured, {'; '.join(clauses)}."] if clauses else []
+    if count := len(study.again):
+        lines.append(
+            f"{count} cell{'s were' if count > 1 else ' was'} measured again at once, because the machine was busy "
+            "with other work. The least disturbed attempt counts, chosen by what the system counted and never by "
+            "speed. The others are kept beside the records."
+        )
     if unknown:
         lines.append(
-            f"The records of {unknown} cells do not say what else the machine did. Those cells may have been disturbed: only their times were "
-            "checked."
+            f"The records of {unknown} cells do not say what else the machine did. Those cells may have been "
+            "disturbed: only their times were checked."
         )
     return [*lines, *filter(None, [efficiency_note(study, cells)])]
 
@@ -77,9 +103,10 @@ def efficiency_note(study: StudyData, cells: pd.DataFrame) -> str:
     left = max(abs(found / explained - 1) for found, explained in known)
     low, high = min(explained for _, explained in known), max(explained for _, explained in known)
     return (
-        f"Efficiency is above 1 in {len(above)} undisturbed cells (up to {number(above['efficiency'].max())}): plain decoding, the denominator, spends "
-        f"time outside its passes once a token, the method only once a round. This alone gives {number(low)} to {number(high)} there. The rest, "
-        f"at most {percent(left)}, is the difference between a geometric mean over prompts and a ratio of sums."
+        f"Efficiency is above 1 in {len(above)} undisturbed cells (up to {number(above['efficiency'].max())}): plain "
+        "decoding, the denominator, spends time outside its passes once a token, the method only once a round. This "
+        f"alone gives {number(low)} to {number(high)} there. The rest, at most {percent(left)}, is the difference "
+        "between a geometric mean over prompts and a ratio of sums."
     )
 
 
@@ -111,10 +138,14 @@ def disturbed_grid(study: StudyData) -> Grid | None:
 
 
 def caption_note(cells: pd.DataFrame) -> str:
-    """The sentence on disturbed cells to append to a figure's caption; empty where no cell is disturbed."""
-    count = int(disturbed(cells).sum())
+    """The sentence on disturbed cells to append to a figure's caption; empty where no cell is disturbed.
+
+    Empty too where the machine was busy throughout, which the report says once.
+    """
+    count = 0 if busy_throughout(cells) else int(disturbed(cells).sum())
     return (
-        f" {count} of the study's {len(cells)} cells {'were' if count > 1 else 'was'} disturbed ({DISTURBED_SIGN} in figures and tables). Do not read them."
+        f" {count} of the study's {len(cells)} cells {'were' if count > 1 else 'was'} disturbed ({DISTURBED_SIGN} in "
+        "figures and tables). Do not read them."
         if count
         else ""
     )

@@ -49,7 +49,10 @@ def sentence(compared: pd.DataFrame) -> str:
     odd = against[against["disagrees"].astype(bool)]
     if not judged:
         return "Acceptance could not be compared: no two engines offer it on two or more common prompts."
-    text = f"Acceptance length agrees within sampling noise in {judged - len(odd)} of {judged} comparisons with the first engine."
+    text = (
+        f"Acceptance length agrees within sampling noise in {judged - len(odd)} of {judged} comparisons with the first "
+        "engine."
+    )
     unexplained = int((odd["reason"] == "unexplained").sum())
     return f"{text} {unexplained} of the others are unexplained." if unexplained else text
 
@@ -119,9 +122,10 @@ def engines_grid(compared: pd.DataFrame, study: StudyData) -> Grid:
         rows=rows,
         labels=len(varying) + 3,
         caption=(
-            "The same cells in several engines, on the prompts that all of them answered. Of the first: tokens/s over those of the first "
-            "engine of the cell, prompt by prompt, in jobs one after the other. The difference in τ is against that "
-            "engine, with a 95 % interval over prompts, paired; bold where it leaves 0 out though that level is corrected for the number of rows."
+            "The same cells in several engines, on the prompts that all of them answered. Of the first: tokens/s over "
+            "those of the first engine of the cell, prompt by prompt, in jobs one after the other. The difference in τ "
+            "is against that engine, with a 95 % interval over prompts, paired; bold where it leaves 0 out though that "
+            "level is corrected for the number of rows."
         ),
         label=f"tab:{study.name}-engines",
         notes=notes,

@@ -1,4 +1,6 @@
-"""Show in tables and report what was measured on the device: energy, and the floor that memory bandwidth sets."""
+"""Show in tables and report what was measured on the device: energy, tokens for money, and the floor that memory
+bandwidth sets.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,12 @@ Environments = Mapping[tuple[str, str, str], Mapping[str, Any]]
 DEVICE = {
     "energy_per_token_j": "J/token",
     "energy_ratio": "energy, of the baseline's",
+    "tokens_per_unit": "tokens per unit of currency",
+    "baseline_tokens_per_unit": "the baseline's",
     "floor_ms": "floor of the baseline's pass, ms",
     "floor_share": "of it reached",
 }
-"""Column -> its title, for the columns that readers see where the device's counters or its bandwidth were measured."""
+"""Column -> its title, for the columns that readers see where the device's counters or its bandwidth were measured, or the study names a price."""
 
 
 def device_titles(table: pd.DataFrame) -> list[str]:
@@ -32,7 +36,7 @@ def device_titles(table: pd.DataFrame) -> list[str]:
 def device_entries(row: Mapping[str, Any]) -> list[GridEntry]:
     """The entries of a row for the columns of `DEVICE` that it has, in the order of `device_titles`."""
     return [
-        GridEntry(percent(row[name]) if name == "floor_share" else number(row[name], 3))
+        GridEntry(percent(row[name]) if name == "floor_share" else number(row[name], 0 if "per_unit" in name else 3))
         for name in DEVICE
         if name in row
     ]
@@ -72,16 +76,17 @@ def _sentence(key: tuple[str, str, int], members: list[tuple[Floor, Mapping[str,
     shares = sorted(each.share for each, _ in members)
     size = "" if batch == 1 else f", batches of {batch}"
     text = (
-        f"Baseline of {pair} in {engine}{size}: a bare one-token pass takes {number(1000 * mean['pass_s'])} ms. It must read "
-        f"{number(mean['read_bytes'] / 1e6, 1)} MB (weights once, keys and values), and the device copies {spread} GB/s: floor "
-        f"{number(1000 * mean['floor_s'])} ms, {percent(shares[len(shares) // 2])} of it reached (cells from {percent(shares[0])} to "
-        f"{percent(shares[-1])})."
+        f"Baseline of {pair} in {engine}{size}: a bare one-token pass takes {number(1000 * mean['pass_s'])} ms. It "
+        f"must read {number(mean['read_bytes'] / 1e6, 1)} MB (weights once, keys and values), and the device copies "
+        f"{spread} GB/s: floor {number(1000 * mean['floor_s'])} ms, {percent(shares[len(shares) // 2])} of it reached "
+        f"(cells from {percent(shares[0])} to {percent(shares[-1])})."
     )
     weights = members[0][0].weight_bytes
     cache = max((memory.get("last_level_cache") or 0 for memory in memories), default=0)
     if cache and weights < cache:
         text += (
-            f" The weights ({number(weights / 1e6, 1)} MB) are smaller than the processor's last-level cache ({number(cache / 1e6, 1)} MB) and may "
-            "stay there from pass to pass: memory's bandwidth is no bound then, and a share above 100 % no error."
+            f" The weights ({number(weights / 1e6, 1)} MB) are smaller than the processor's last-level cache "
+            f"({number(cache / 1e6, 1)} MB) and may stay there from pass to pass: memory's bandwidth is no bound then, "
+            "and a share above 100 % no error."
         )
     return text

@@ -67,7 +67,7 @@ def number(value: float | None, digits: int = 2, *, disturbed: bool = False) -> 
 
     disturbed: put the mark of disturbed cells behind it.
     """
-    text = "–" if value is None or not math.isfinite(value) else f"{value:,.{digits}f}"
+    text = "–" if value is None or not math.isfinite(value) else f"{value:z,.{digits}f}"
     return f"{text} {DISTURBED_SIGN}" if disturbed else text
 
 

@@ -7,11 +7,12 @@ from collections.abc import Iterable
 from typing import Any
 
 from specrig.decoding.drafters import registry as methods
+from specrig.tasks.variants import variant_of
 
 FIRST = [
     *["autoregressive", "naive_batching", "draft_model", "adaptive_k", "ngram", "lookahead", "medusa"],
     *["eagle", "eagle2", "tree", "medusa_draft", "eagle3", "suffix", "token_recycling", "remote_draft"],
-    *["layer_skip", "rest", "hydra", "suffix_hybrid", "suffix_blend", "p_eagle", "pard", "dflash"],
+    *["layer_skip", "rest", "hydra", "suffix_hybrid", "suffix_blend", "p_eagle", "pard", "dflash", "suffix_p_eagle"],
 ]
 """The order of methods in tables and legends. Methods that are not in this list come after it (see `listed`)."""
 
@@ -19,10 +20,16 @@ BASELINES = ("autoregressive", "naive_batching")
 """Methods that draft nothing."""
 DAGGER = "†"
 DISTURBED_SIGN = "‡"
-DISTURBED_NOTE = "‡ disturbed: the machine did other things during the measurement, or the times do not fit together. Do not read it."
+DISTURBED_NOTE = (
+    "‡ disturbed: the machine did other things during the measurement, or the times do not fit together. Do not read "
+    "it."
+)
 LOSSY_NOTE = "† lossy: the acceptance rule changes the target's distribution."
 BOLD_NOTE = "Bold: the fastest lossless method of its group, if it is faster than plain decoding."
-BATCHED_NOTE = "The baseline of naive_batching decodes the same prompts one after another. The baseline of the others decodes the same batch."
+BATCHED_NOTE = (
+    "The baseline of naive_batching decodes the same prompts one after another. The baseline of the others decodes the "
+    "same batch."
+)
 FAILED_NOTE = "Struck through: the audit found output that differs from the target's."
 
 
@@ -65,5 +72,9 @@ def variant_name(method: str, variant: str) -> str:
 
 
 def task_name(task: str) -> str:
-    """A task's name as figures and tables show it, with spaces for underscores."""
-    return task.replace("_", " ")
+    """A task's name as figures and tables show it, with spaces for underscores: `chat@turn2` becomes `chat, turn 2`."""
+    variant = variant_of(task)
+    name = variant.task.replace("_", " ")
+    if variant.context:
+        return f"{name} at {variant.context}"
+    return f"{name}, turn {variant.turn}" if variant.turn else name

@@ -114,8 +114,8 @@ def engine_notes(jobs: list[MeasuredJob], cells: pd.DataFrame) -> list[str]:
             engine.get("build"),
             f"weights: {weights}" if weights else None,
             f"options: {options}" if options else None,
-            "its baseline ran before and after each job's methods, and the mean of both counts; per token the second run took from "
-            f"{drifts.min():+.0%} to {drifts.max():+.0%} longer than the first"
+            "its baseline ran before and after each job's methods, and the mean of both counts; per token the second "
+            f"run took from {drifts.min():+.0%} to {drifts.max():+.0%} longer than the first"
             if len(drifts)
             else None,
         ]
@@ -139,8 +139,8 @@ def energy_note(jobs: list[MeasuredJob]) -> str | None:
     if not sources:
         return None
     return (
-        f"Energy: {', '.join(sources)}; joules of the whole device over each generation, prefill included, read before and after it. "
-        "The counters step some ten times a second, so a cell's sum counts, not a single prompt's."
+        f"Energy: {', '.join(sources)}; joules of the whole device over each generation, prefill included, read before "
+        "and after it. The counters step some ten times a second, so a cell's sum counts, not a single prompt's."
     )
 
 

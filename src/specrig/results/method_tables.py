@@ -37,7 +37,10 @@ def methods_grid(study: StudyData) -> Grid:
                 GridEntry(", ".join(map(str, ks)) or "–"),
             ]
         )
-    caption = "The methods of the study. Lossless: the output keeps the target's distribution, at temperature 0 the very tokens."
+    caption = (
+        "The methods of the study. Lossless: the output keeps the target's distribution, at temperature 0 the very "
+        "tokens."
+    )
     return Grid(
         ["method", "what it is", "lossless", "k"], rows, labels=4, caption=caption, label=f"tab:{study.name}-methods"
     )
@@ -67,8 +70,9 @@ def headline_grid(speedups: pd.DataFrame, acceptance: pd.DataFrame, study: str) 
         labels=len(levels) + 1,
         groups=levels.index("method"),
         caption=(
-            f"Speedup over autoregressive decoding, geometric mean over tasks with its 95 % interval, each half of the prompts at the k that the "
-            f"other half chose; acceptance length τ and acceptance rate at the best k, means over tasks{setting(speedups)}."
+            "Speedup over autoregressive decoding, geometric mean over tasks with its 95 % interval, each half of the "
+            "prompts at the k that the other half chose; acceptance length τ and acceptance rate at the best k, means "
+            f"over tasks{setting(speedups)}."
         ),
         label=f"tab:{study}-headline",
         notes=[BOLD_NOTE, *table_notes(speedups)] + ([DISTURBED_NOTE] if marked.any() else []),

@@ -55,9 +55,9 @@ def optimal_k_grid(optimal: pd.DataFrame, study: str) -> Grid:
         labels=len(levels) + 3,
         groups=len(levels),
         caption=(
-            "The k with the largest measured and the largest predicted speedup. Speedup: each half of the prompts at the k that the other half "
-            f"chose, so that luck plays no part. Loss: what the default k = {DEFAULT_K} loses against it (95 % intervals, paired by prompt); "
-            "negative where the default was better."
+            "The k with the largest measured and the largest predicted speedup. Speedup: each half of the prompts at "
+            f"the k that the other half chose, so that luck plays no part. Loss: what the default k = {DEFAULT_K} "
+            "loses against it (95 % intervals, paired by prompt); negative where the default was better."
         ),
         label=f"tab:{study}-optimal-k",
     )
@@ -75,12 +75,13 @@ def optimal_k_sentence(optimal: pd.DataFrame) -> str:
         average, surely = lost["loss"].mean(), lost[lost["loss_low"] > 0]
         verdict = f"loses {grid.percent(average, 1)}" if average > 0 else f"gains {grid.percent(-average, 1)}"
         text += (
-            f" Against a k that other prompts chose, the default k = {DEFAULT_K} {verdict} on average. It certainly loses in {len(surely)} of "
-            f"{len(lost)} settings"
+            f" Against a k that other prompts chose, the default k = {DEFAULT_K} {verdict} on average. It certainly "
+            f"loses in {len(surely)} of {len(lost)} settings"
         )
         worst = cast("dict[str, Any]", surely.sort_values("loss").iloc[-1].to_dict()) if len(surely) else None
         text += (
-            f", most on {task_name(worst['task'])} with {worst['method']} ({grid.percent(worst['loss'], 1)}; k = {worst['best_k']} is best)."
+            f", most on {task_name(worst['task'])} with {worst['method']} ({grid.percent(worst['loss'], 1)}; k = "
+            f"{worst['best_k']} is best)."
             if worst
             else "."
         )
@@ -95,7 +96,7 @@ def power_sentence(cells: pd.DataFrame) -> str:
     needed = speculative["prompts_needed"]
     enough = int((speculative["prompts"] >= needed).sum())
     return (
-        f"To tell a difference of {DIFFERENCE:.0%} in speedup from none ({POWER:.0%} power, 5 % false alarms), the median cell needs "
-        f"{needed.median():.0f} prompts and the worst {needed.max():.0f}, by the spread over prompts measured here. {enough} of {len(speculative)} "
-        "cells have as many."
+        f"To tell a difference of {DIFFERENCE:.0%} in speedup from none ({POWER:.0%} power, 5 % false alarms), the "
+        f"median cell needs {needed.median():.0f} prompts and the worst {needed.max():.0f}, by the spread over prompts "
+        f"measured here. {enough} of {len(speculative)} cells have as many."
     )

@@ -99,13 +99,16 @@ def sentence(table: pd.DataFrame) -> str:
         if len(rows):
             surely, against = int((rows["tau_low"] > 0).sum()), int((rows["tau_high"] < 0).sum())
             parts.append(
-                f"of {len(rows)} reported orders by {words}, Kendall's τ is {grid.number(rows['tau'].median())} in the median "
-                f"({grid.number(rows['tau'].min())} to {grid.number(rows['tau'].max())}); it is surely above zero in {surely} and surely "
-                f"below in {against}"
+                f"of {len(rows)} reported orders by {words}, Kendall's τ is {grid.number(rows['tau'].median())} in the "
+                f"median ({grid.number(rows['tau'].min())} to {grid.number(rows['tau'].max())}); it is surely above "
+                f"zero in {surely} and surely below in {against}"
             )
     text = ", and ".join(parts)
     exact = int(table["exact"].astype(bool).sum())
-    return f"{text[0].upper()}{text[1:]}. In {exact} of {len(table)} comparisons the prompts are the source's own; in the others only the kind of task is the same."
+    return (
+        f"{text[0].upper()}{text[1:]}. In {exact} of {len(table)} comparisons the prompts are the source's own; in the "
+        "others only the kind of task is the same."
+    )
 
 
 def reasons_sentence(changes: pd.DataFrame) -> str:
@@ -138,8 +141,9 @@ def order_grid(table: pd.DataFrame, study: str) -> Grid:
         rows=rows,
         labels=6,
         caption=(
-            "The order of methods, reported and measured, each method at its best k. Kendall's τ is 1 for the same order and -1 for the reverse, "
-            "with a 95 % interval over prompts. Changed: pairs of methods that changed places. * not the source's own prompts."
+            "The order of methods, reported and measured, each method at its best k. Kendall's τ is 1 for the same "
+            "order and -1 for the reverse, with a 95 % interval over prompts. Changed: pairs of methods that changed "
+            "places. * not the source's own prompts."
         ),
         label=f"tab:{study}-order",
         groups=2,
@@ -179,9 +183,10 @@ def changes_grid(changes: pd.DataFrame, study: str) -> Grid:
         rows=rows,
         labels=4,
         caption=(
-            "Methods that changed places in orders by speed, and why. Reported, measured: speed of the method that is ahead here as a multiple of "
-            "the other's. Certainty: share of draws over prompts that have it ahead. The last four columns multiply to the measured quotient "
-            "(the loop: time outside forward passes); bold is what favours it most."
+            "Methods that changed places in orders by speed, and why. Reported, measured: speed of the method that is "
+            "ahead here as a multiple of the other's. Certainty: share of draws over prompts that have it ahead. The "
+            "last four columns multiply to the measured quotient (the loop: time outside forward passes); bold is what "
+            "favours it most."
         ),
         label=f"tab:{study}-order-changes",
         groups=1,

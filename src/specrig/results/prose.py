@@ -19,51 +19,60 @@ SMALL_MODEL = 100_000_000
 
 DEFINITIONS = {
     "speedup": (
-        "baseline decode time per token / method decode time per token. It is computed for each prompt (for each batch, if batched) and "
-        "counted in token ids. The first token comes from prefill and does not count. The mean over prompts is geometric."
+        "baseline decode time per token / method decode time per token. It is computed for each prompt (for each "
+        "batch, if batched) and counted in token ids. The first token comes from prefill and does not count. The mean "
+        "over prompts is geometric."
     ),
     "end-to-end speedup": "the same per emitted token, with the prefill of target and draft included.",
     "acceptance rate": "accepted / drafted tokens over all rounds. It is undefined (–) where nothing was drafted.",
     "acceptance length τ": (
-        "tokens emitted per target pass, the correction or bonus token included. Rounds without a draft count. It is one without speculation."
+        "tokens emitted per target pass, the correction or bonus token included. Rounds without a draft count. It is "
+        "one without speculation."
     ),
     "α": (
-        "mean over reached draft positions of Σ min(p, q): the probability that one drafted token is accepted (Leviathan et al., "
-        "arXiv 2211.17192)."
+        "mean over reached draft positions of Σ min(p, q): the probability that one drafted token is accepted "
+        "(Leviathan et al., arXiv 2211.17192)."
     ),
     "draft cost c": "draft seconds per drafted position / seconds of a bare one-token target pass of the baseline.",
     "verification cost v": "mean seconds of the method's target passes / seconds of a bare one-token target pass.",
     "predicted speedup": (
-        "τ / (draft seconds per round in target passes + v). For a chain of constant k the denominator is k·c + v(k+1) (Leviathan et al., "
-        "Theorem 3.8, where v = 1)."
+        "τ / (draft seconds per round in target passes + v). For a chain of constant k the denominator is k·c + v(k+1) "
+        "(Leviathan et al., Theorem 3.8, where v = 1)."
     ),
-    "efficiency": "measured / predicted speedup: the share of the possible speed that remains after the harness's own work.",
+    "efficiency": "measured / predicted speedup: the share of the possible speed that remains after the harness's own "
+    "work.",
     "floor": (
-        "the least time of a bare one-token pass of the baseline: the bytes that it must read (the weights once; keys and values of the mean "
-        "context) / the bandwidth of a large copy on the same device, measured by the same job. The copy's read and written bytes both count."
+        "the least time of a bare one-token pass of the baseline: the bytes that it must read (the weights once; keys "
+        "and values of the mean context) / the bandwidth of a large copy on the same device, measured by the same job. "
+        "The copy's read and written bytes both count."
     ),
     "energy": (
-        "joules of the device over a whole generation, prefill included, per emitted token. The ratio is the method's over the baseline's."
+        "joules of the device over a whole generation, prefill included, per emitted token. The ratio is the method's "
+        "over the baseline's."
     ),
     "tokens/s": "decode tokens of all prompts / their decode seconds.",
     "interval": (
-        f"{percent(LEVEL)}, over prompts: Student's t, widened on the side to which prompts are skewed (Hall's transformation). Intervals of "
-        "speedups and rates are computed for logarithms. Ratios of sums are linearised, with the degrees of freedom of Bell and McCaffrey. A "
-        "mean over tasks has the degrees of freedom of Welch and Satterthwaite. Where jobs ran several times, intervals include the "
-        f"differences between runs. Fewer than {LEAST_UNITS} prompts give no interval, but their number n. How often the intervals hold the "
-        "true value was simulated: benchmarks/interval_coverage.py."
+        f"{percent(LEVEL)}, over prompts: Student's t, widened on the side to which prompts are skewed (Hall's "
+        "transformation). Intervals of speedups and rates are computed for logarithms. Ratios of sums are linearised, "
+        "with the degrees of freedom of Bell and McCaffrey. A mean over tasks has the degrees of freedom of Welch and "
+        "Satterthwaite. Where jobs ran several times, intervals include the differences between runs. Fewer than "
+        f"{LEAST_UNITS} prompts give no interval, but their number n. How often the intervals hold the true value was "
+        "simulated: benchmarks/interval_coverage.py."
     ),
     "Kendall's τ": (
-        "of two orders: the pairs of methods in the same order minus the pairs in the reverse order, over all pairs. Its interval draws each "
-        "method's mean as Student's t does. A prompt has the same random weight for all methods, since all ran on it."
+        "of two orders: the pairs of methods in the same order minus the pairs in the reverse order, over all pairs. "
+        "Its interval draws each method's mean as Student's t does. A prompt has the same random weight for all "
+        "methods, since all ran on it."
     ),
     "‡ disturbed": (
-        "the machine did other things while the cell was measured. The evidence is one of three: what the operating system counted (other "
-        "processes, time that a virtual machine's host took, threads that waited for a processor, suspension); what the machine could do "
-        "before and after the cell; or the cell's own times (a baseline that changed its speed, generations that took many times as long as "
-        "the others, an efficiency that nothing explains)."
+        "the machine did other things while the cell was measured. The evidence is one of three: what the operating "
+        "system counted (other processes, time that a virtual machine's host took, threads that waited for a "
+        "processor, suspension); what the machine could do before and after the cell; or the cell's own times (a "
+        "baseline that changed its speed, generations that took many times as long as the others, an efficiency that "
+        "nothing explains)."
     ),
-    "† lossy": "the acceptance rule does not keep the target's distribution. The method buys speed with a change of its output.",
+    "† lossy": "the acceptance rule does not keep the target's distribution. The method buys speed with a change of "
+    "its output.",
 }
 """Term -> what it means here."""
 
@@ -72,7 +81,10 @@ def scope(cells: pd.DataFrame, tasks: list[str]) -> str:
     """A sentence on how much was measured."""
     prompts = " or ".join(str(count) for count in sorted({int(count) for count in cells["prompts"]}))
     named = ", ".join(map(task_name, tasks))
-    what = f"{len(cells)} cells (method, pair, task, k, temperature, batch size) with {prompts} prompts each; tasks: {named}."
+    what = (
+        f"{len(cells)} cells (method, pair, task, k, temperature, batch size) with {prompts} prompts each; tasks: "
+        f"{named}."
+    )
     return what if len(cells) else "No cell was measured."
 
 
@@ -82,8 +94,8 @@ def low_efficiency(cells: pd.DataFrame) -> str:
     if not median < EFFICIENT:
         return ""
     return (
-        f"The median efficiency is {number(median)}, below {number(EFFICIENT)}. So {percent(1 - median)} of the possible speed is lost "
-        "outside the forward passes. The last columns say where the time goes."
+        f"The median efficiency is {number(median)}, below {number(EFFICIENT)}. So {percent(1 - median)} of the "
+        "possible speed is lost outside the forward passes. The last columns say where the time goes."
     )
 
 
@@ -93,13 +105,15 @@ def limits(cells: pd.DataFrame, study: StudyData, *, trained: bool) -> list[str]
     prompts = " or ".join(str(count) for count in sorted({int(count) for count in cells["prompts"]}))
     runs = f" and the differences between {replicates} runs of each job" if replicates > 1 else " in one run"
     found = [
-        f"Intervals cover the choice of prompts ({prompts} a cell){runs}. They do not cover another machine or another build of the libraries.",
+        f"Intervals cover the choice of prompts ({prompts} a cell){runs}. They do not cover another machine or another "
+        "build of the libraries.",
         power_sentence(cells),
-        "The best k of a method was chosen on the same prompts that its row shows. So the best of several k looks slightly too good. The "
-        "column and the sentences that judge each half of the prompts at the k of the other half do not have this error. The fastest of "
-        "several methods was also named on the prompts that it was compared on.",
-        "The length limit shortens the draft in the last rounds of a generation. The round that it cuts does not count in the acceptance "
-        "length and is counted separately.",
+        "The best k of a method was chosen on the same prompts that its row shows. So the best of several k looks "
+        "slightly too good. The column and the sentences that judge each half of the prompts at the k of the other "
+        "half do not have this error. The fastest of several methods was also named on the prompts that it was "
+        "compared on.",
+        "The length limit shortens the draft in the last rounds of a generation. The round that it cuts does not count "
+        "in the acceptance length and is counted separately.",
     ]
     targets: dict[int, list[str]] = {}
     for row in model_rows(study.folder):
@@ -108,14 +122,16 @@ def limits(cells: pd.DataFrame, study: StudyData, *, trained: bool) -> list[str]
     for size, pairs in sorted(targets.items()):
         if size < SMALL_MODEL:
             found.append(
-                f"The target of {' and of '.join(pairs)} has {millions(size)} parameters. The speed of a pass of a model this small depends on "
-                "processor arithmetic and on the overhead of each operation. With billions of parameters it depends on reading the weights from "
-                "memory. So draft cost, verification cost and the best k do not carry over to large pairs. The order of methods may not either."
+                f"The target of {' and of '.join(pairs)} has {millions(size)} parameters. The speed of a pass of a "
+                "model this small depends on processor arithmetic and on the overhead of each operation. With billions "
+                "of parameters it depends on reading the weights from memory. So draft cost, verification cost and the "
+                "best k do not carry over to large pairs. The order of methods may not either."
             )
     if trained:
         found.append(
-            "A target trained here was trained for minutes, on text of the same kind as the prompts. So its acceptance is no estimate for "
-            "open-ended chat. What carries over is the harness: counting, pairing, losslessness, and how close it comes to its own cost model."
+            "A target trained here was trained for minutes, on text of the same kind as the prompts. So its acceptance "
+            "is no estimate for open-ended chat. What carries over is the harness: counting, pairing, losslessness, "
+            "and how close it comes to its own cost model."
         )
     return found
 

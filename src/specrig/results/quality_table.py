@@ -13,8 +13,9 @@ from specrig.results.labels import method_name, task_name
 
 CAPTION = (
     "Quality of the outputs: the method's score, its baseline's on the same prompts, and the difference with its 95 % "
-    "interval over prompts; all k together. A lossless method must score as its baseline does: at temperature 0 the texts are the "
-    "same, above they are other samples of one distribution, told apart by a paired randomisation test at 1 in 1,000."
+    "interval over prompts; all k together. A lossless method must score as its baseline does: at temperature 0 the "
+    "texts are the same, above they are other samples of one distribution, told apart by a paired randomisation test "
+    "at 1 in 1,000."
 )
 
 

@@ -48,7 +48,8 @@ def positions_grid(study: StudyData, best: pd.DataFrame) -> Grid:
         labels=len(head),
         groups=len(head) - 2,
         caption=(
-            "Acceptance by draft position, tasks pooled: given that all positions before were accepted and, in brackets, of all rounds."
+            "Acceptance by draft position, tasks pooled: given that all positions before were accepted and, in "
+            "brackets, of all rounds."
         ),
         label=f"tab:{study.name}-positions",
     )
@@ -83,7 +84,8 @@ def efficiency_grid(cells: pd.DataFrame, study: str) -> Grid:
         rows=rows,
         labels=len(keys),
         groups=len(keys) - 1,
-        caption="Efficiency (median and range over cells), median costs in units of a one-token target pass, and where decode time goes.",
+        caption="Efficiency (median and range over cells), median costs in units of a one-token target pass, and where "
+        "decode time goes.",
         label=f"tab:{study}-efficiency",
     )
 

@@ -24,13 +24,16 @@ from specrig.results.labels import (
 from specrig.results.study_data import StudyData
 from specrig.results.summary import CROSS_FITTED, LEVELS, MEAN, disturbed_in
 
-BEST_K = "k is the one with the largest geometric mean speedup. It was chosen on the same prompts, so the numbers of a method with several k are slightly too good."
+BEST_K = (
+    "k is the one with the largest geometric mean speedup. It was chosen on the same prompts, so the numbers of a "
+    "method with several k are slightly too good."
+)
 CROSS_FITTED_NOTE = (
     "The last column has no such error: each half of the prompts is judged at the k that the other half chose."
 )
 MEAN_NOTE = (
-    "The geometric mean's interval can be far narrower than its tasks' own: the errors of the tasks partly cancel, and the prompts of all tasks "
-    "together tell their spread better."
+    "The geometric mean's interval can be far narrower than its tasks' own: the errors of the tasks partly cancel, and "
+    "the prompts of all tasks together tell their spread better."
 )
 ONE_RUN = "Intervals are over the prompts of one run. Differences between runs are not known."
 RUNS = "Intervals are over prompts and over {} runs of each job."
@@ -70,8 +73,9 @@ def speedup_grid(summary: pd.DataFrame, tasks: list[str], study: str, replicates
         labels=len(levels) + 1,
         groups=levels.index("method"),
         caption=(
-            "Speedup over autoregressive decoding (decode time per token, paired by prompt; geometric mean over prompts, "
-            f"95 % interval){setting(summary)}. {runs_note(replicates)}{mean_note} {BEST_K}{f' {CROSS_FITTED_NOTE}' if cross_fitted else ''}"
+            "Speedup over autoregressive decoding (decode time per token, paired by prompt; geometric mean over "
+            f"prompts, 95 % interval){setting(summary)}. {runs_note(replicates)}{mean_note} "
+            f"{BEST_K}{f' {CROSS_FITTED_NOTE}' if cross_fitted else ''}"
         ),
         label=f"tab:{study}-speedup",
         notes=[BOLD_NOTE, *table_notes(summary)]
@@ -97,8 +101,9 @@ def acceptance_grid(summary: pd.DataFrame, tasks: list[str], study: str) -> Grid
         labels=len(levels) + 1,
         groups=levels.index("method"),
         caption=(
-            "Acceptance length τ (tokens per target pass, the target's own token included) and, in brackets, acceptance rate "
-            f"(accepted / drafted tokens){setting(summary)}. Mean over tasks, each counting alike. {BEST_K}"
+            "Acceptance length τ (tokens per target pass, the target's own token included) and, in brackets, "
+            f"acceptance rate (accepted / drafted tokens){setting(summary)}. Mean over tasks, each counting alike. "
+            f"{BEST_K}"
         ),
         label=f"tab:{study}-acceptance",
         notes=table_notes(summary, speeds=False),
@@ -191,8 +196,8 @@ def row_labels(row: dict[str, Any], levels: list[str], *, disturbed: bool = Fals
 def best(frame: pd.DataFrame, column: str, groups: list[str], marked: pd.Series) -> pd.Series:
     """Which rows are bold: the largest speedup in `column` of each group that the columns `groups` make, if above 1.
 
-    marked: the disturbed rows. They, the lossy, those that the audit failed and the baselines (a batch without drafts is held against
-    single prompts) never win: their speeds do not compare.
+    marked: the disturbed rows. They, the lossy, those that the audit failed and the baselines (a batch without drafts
+    is held against single prompts) never win: their speeds do not compare.
     """
     baseline = frame["method"].isin(list(BASELINES))
     fair = frame[column].where(frame["lossless"].astype(bool) & ~frame["failed"].astype(bool) & ~marked & ~baseline)

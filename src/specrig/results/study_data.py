@@ -14,8 +14,11 @@ import pandas as pd
 
 from specrig.analysis.cells import cells_table
 from specrig.analysis.disturbance import Reason, column, disturbances
+from specrig.analysis.price import with_price
 from specrig.audit.multiple_testing import with_verdicts
-from specrig.measurement.records import Record, RecordError, read_records, replicate_folder
+from specrig.measurement.attempts import other_attempts
+from specrig.measurement.records import Record, RecordError, read_index, read_records, replicate_folder
+from specrig.measurement.traffic.records import Turn, study_turns
 from specrig.models.pair import first_line
 from specrig.results.floors import with_floor
 
@@ -92,8 +95,28 @@ class StudyData:
         return disturbances(self.every, self.environments)
 
     def with_machine_state(self, table: pd.DataFrame, cells: dict[str, list[Record]]) -> pd.DataFrame:
-        """`table` with the column `disturbed` and the floors. table: the `cells_table` of `cells`, in its order."""
+        """`table` with the column `disturbed`, the floors and what money buys. table: the `cells_table` of `cells`, in
+        its order.
+        """
+        table = with_price(table, cells.values(), self.config.get("price_per_hour"))
         return with_floor(table.assign(disturbed=column(cells, self.disturbances)), cells.values(), self.environments)
+
+    @cached_property
+    def turns(self) -> list[list[Turn]]:
+        """The turns of each point of the study's traffic."""
+        return list(study_turns(self.folder)[0].values())
+
+    @cached_property
+    def failed_points(self) -> dict[str, str]:
+        """The names of the points that failed -> why."""
+        return study_turns(self.folder)[1]
+
+    @cached_property
+    def again(self) -> set[str]:
+        """The names of the cells of which an attempt that does not count is kept."""
+        return {
+            "/".join((*job.key, slug)) for job in self.jobs for slug, path in job.files.items() if other_attempts(path)
+        }
 
     @cached_property
     def environments(self) -> dict[tuple[str, str, str], dict[str, Any]]:
@@ -156,26 +179,45 @@ def read_study(folder: Path) -> StudyData:
 def training_curves(models: Path) -> pd.DataFrame:
     """All training curves below `models` (`<pair>/<model>/training.jsonl`) as one table with one row per loss.
 
-    Columns: pair, model, seconds since training began, kind ("training" or the name of a held-out task), loss. Lines
-    that are not JSON are left out, because a curve with a gap is better than no report.
+    Columns: pair, model, seconds since training began, kind ("training" or the name of a held-out task), loss.
     """
     rows: list[dict[str, Any]] = []
+    for pair, model, entry in _training_lines(models):
+        losses = {"training": entry.get("loss"), **(entry.get("heldout") or {})}
+        rows += [
+            {"pair": pair, "model": model, "seconds": entry.get("seconds"), "kind": kind, "loss": loss}
+            for kind, loss in losses.items()
+            if isinstance(loss, int | float)
+        ]
+    return pd.DataFrame(rows, columns=["pair", "model", "seconds", "kind", "loss"])
+
+
+def learning_curves(models: Path) -> pd.DataFrame:
+    """The acceptance to expect after so many texts, of every draft and head below `models`.
+
+    Columns: pair, model, texts (a text counts each time that it was learnt from), tau_sim (`heads.acceptance`).
+    """
+    columns = ["pair", "model", "texts", "tau_sim"]
+    rows = [
+        {"pair": pair, "model": model, "texts": entry["texts"], "tau_sim": entry["tau_sim"]}
+        for pair, model, entry in _training_lines(models)
+        if all(isinstance(entry.get(name), int | float) for name in columns[2:])
+    ]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def _training_lines(models: Path) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Pair, model and line of every training. Lines that are not JSON are left out, because a curve with a gap is
+    better than no report.
+    """
     for path in sorted(models.glob("*/*/training.jsonl")):
-        pair, model = path.parts[-3], path.parts[-2]
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
                 entry = json.loads(line)
             except (ValueError, RecursionError):
                 continue
-            if not isinstance(entry, dict):
-                continue
-            losses = {"training": entry.get("loss"), **(entry.get("heldout") or {})}
-            rows += [
-                {"pair": pair, "model": model, "seconds": entry.get("seconds"), "kind": kind, "loss": loss}
-                for kind, loss in losses.items()
-                if isinstance(loss, int | float)
-            ]
-    return pd.DataFrame(rows, columns=["pair", "model", "seconds", "kind", "loss"])
+            if isinstance(entry, dict):
+                yield path.parts[-3], path.parts[-2], entry
 
 
 def names(value: Any) -> list[str] | None:
@@ -221,10 +263,9 @@ def _job(folder: Path, engine: str, pair: str, method: str, replicate: int) -> M
         # A job cut before its end has no index yet; the cells it finished are whole files.
         files = {path.stem: path for path in sorted(folder.glob("*.jsonl"))}
         return MeasuredJob(engine, pair, method, files, environment=environment, replicate=replicate)
-    index = _json(index_path)
-    files = {slug: folder / Path(entry["records"]).name for slug, entry in index.get("cells", {}).items()}
+    index = read_index(index_path)
+    files = {slug: folder / Path(entry["records"]).name for slug, entry in index["cells"].items()}
     for path in files.values():
         if not path.is_file():
             raise RecordError(f"{index_path} names {path.name}, which is not there: measure the job again")
-    failed = index.get("failed", {})
-    return MeasuredJob(engine, pair, method, files, failed, environment, replicate)
+    return MeasuredJob(engine, pair, method, files, index["failed"], environment, replicate)

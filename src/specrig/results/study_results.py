@@ -13,8 +13,10 @@ from typing import Any
 
 import pandas as pd
 
+from specrig.analysis.break_even import break_even
 from specrig.analysis.disturbance import undisturbed
 from specrig.analysis.optimal_k import optimal_k
+from specrig.analysis.traffic import crossovers, traffic_table
 from specrig.results import (
     audit_tables,
     claim_tables,
@@ -24,8 +26,10 @@ from specrig.results import (
     machine,
     order_tables,
     prose,
+    variant_tables,
 )
 from specrig.results.advice import advice_grid, advised
+from specrig.results.break_even_table import break_even_grid, break_even_sentence
 from specrig.results.floors import floor_notes
 from specrig.results.grid import Grid, GridEntry
 from specrig.results.labels import cell_name
@@ -37,23 +41,25 @@ from specrig.results.simulated_table import simulated_grid, simulated_table
 from specrig.results.speed_tables import acceptance_grid, cells_grid, speedup_grid
 from specrig.results.study_data import StudyData, training_curves
 from specrig.results.summary import acceptance_summary, audit_failures, best_rows, speedup_summary
+from specrig.results.traffic_table import crossover_sentences, traffic_grid
+from specrig.study.traffic import Limits
 
 
 @dataclass(frozen=True, slots=True)
 class DataTable:
     """A table: the data with full precision, and the same for readers.
 
-    paper: for print, instead of `shown`, where that fits on no page.
+    paper: for print, instead of `formatted`, where that fits on no page.
     """
 
     frame: pd.DataFrame
-    shown: Grid
+    formatted: Grid
     paper: Grid | None = None
 
     @property
     def printed(self) -> Grid:
         """The table for a page of paper."""
-        return self.paper or self.shown
+        return self.paper or self.formatted
 
 
 class StudyResults:
@@ -112,8 +118,8 @@ class StudyResults:
     @cached_property
     def speedup(self) -> DataTable:
         """Speedups by method and task."""
-        shown = speedup_grid(self.speedups, self.study.tasks, self.name, self.study.replicates)
-        return DataTable(self.speedups, shown)
+        formatted = speedup_grid(self.speedups, self.study.tasks, self.name, self.study.replicates)
+        return DataTable(self.speedups, formatted)
 
     @cached_property
     def acceptance(self) -> DataTable:
@@ -136,10 +142,29 @@ class StudyResults:
         return DataTable(self.optimal, optimal_k_grid(self.optimal, self.name))
 
     @cached_property
+    def break_even(self) -> DataTable:
+        """The acceptance that each method needs, by k and batch size."""
+        frame = break_even(self.cells)
+        return DataTable(frame, break_even_grid(frame, self.name))
+
+    @cached_property
     def simulated(self) -> DataTable:
         """The cells with declared acceptance."""
         frame = simulated_table(self.study)
         return DataTable(frame, simulated_grid(frame, self.name))
+
+    @cached_property
+    def traffic(self) -> DataTable:
+        """Servers under load."""
+        limits = Limits.model_validate((self.study.config.get("traffic") or {}).get("goodput") or {})
+        frame = traffic_table(self.study.turns, limits)
+        formatted, paper = (traffic_grid(frame, self.name, short=short) for short in (False, True))
+        return DataTable(frame, formatted, paper)
+
+    crossovers = cached_property(lambda self: crossovers(self.traffic.frame))
+    """`analysis.traffic.crossovers`."""
+    crossover_sentences = cached_property(lambda self: crossover_sentences(self.crossovers))
+    """From how many requests at once each method does not pay."""
 
     @cached_property
     def claims(self) -> DataTable:
@@ -205,6 +230,7 @@ class StudyResults:
     def failed(self) -> Grid | None:
         """The cells that failed."""
         rows = [[job.name, slug, why] for job in self.study.jobs for slug, why in job.failed.items()]
+        rows += [["under load", name, why] for name, why in self.study.failed_points.items()]
         return _reasons(rows, "Cells that failed, and are missing from the tables.", f"tab:{self.name}-failed")
 
     @cached_property
@@ -224,6 +250,15 @@ class StudyResults:
         """The advice box. links: see `advice.advice_grid`."""
         return advice_grid(self.advised, self.cells, links)
 
+    contexts = cached_property(lambda self: variant_tables.along(self.best, self.study.cells, "context"))
+    """What was measured at several contexts."""
+    contexts_grid = cached_property(lambda self: variant_tables.along_grid(self.contexts, "context", self.name))
+    """The same for readers."""
+    turns = cached_property(lambda self: variant_tables.along(self.best, self.study.cells, "turn"))
+    """What was measured turn by turn."""
+    turns_grid = cached_property(lambda self: variant_tables.along_grid(self.turns, "turn", self.name))
+    """The same for readers."""
+
     # Sentences. Empty: there is nothing to say.
 
     @cached_property
@@ -241,23 +276,33 @@ class StudyResults:
         ]
         return [fact for fact in facts if fact]
 
-    conclusions = cached_property(lambda self: conclusions.conclusion(self.speedups, self.best, self.study.tasks))
+    conclusions = cached_property(
+        lambda self: conclusions.conclusion(self.speedups, self.best, self.study.tasks, busy=self.busy)
+    )
     """A paragraph per engine and pair on its fastest method."""
 
     @cached_property
     def abstract(self) -> list[str]:
-        """The conclusions, how far the order of methods is the reported one, and what the audit found."""
+        """That the machine was busy throughout, the conclusions, how far the order of methods is the reported one, and
+        what the audit found.
+        """
         order = [self.order_sentence] if self.orders else []
-        return [*self.conclusions, *order, *([self.audit_sentence] if self.audit is not None else [])]
+        busy = [self.disturbance_warning] if self.busy else []
+        return [*busy, *self.conclusions, *order, *([self.audit_sentence] if self.audit is not None else [])]
 
+    busy = cached_property(lambda self: disturbed_cells.busy_throughout(self.cells))
+    """Whether the machine was busy throughout."""
     disturbance_warning = cached_property(lambda self: disturbed_cells.warning(self.cells, self.folder))
     """How many cells were disturbed, and the command that has them measured again."""
 
     @cached_property
     def warnings(self) -> list[str]:
         """What a reader must know before trusting a figure."""
-        failed = sum(len(job.failed) for job in self.study.jobs)
-        lost = f"{failed} cell{'s' if failed > 1 else ''} failed and {'are' if failed > 1 else 'is'} missing from the tables."
+        failed = sum(len(job.failed) for job in self.study.jobs) + len(self.study.failed_points)
+        lost = (
+            f"{failed} cell{'s' if failed > 1 else ''} failed and {'are' if failed > 1 else 'is'} missing from the "
+            "tables."
+        )
         untested = engine_table.untested(self.study).items()
         return [
             *([self.disturbance_warning] if self.disturbance_warning else []),
@@ -268,6 +313,11 @@ class StudyResults:
             ),
             *([lost] if failed else []),
         ]
+
+    @property
+    def later_warnings(self) -> list[str]:
+        """The warnings that `abstract` does not hold."""
+        return [text for text in self.warnings if text not in self.abstract]
 
     @cached_property
     def notes(self) -> list[str]:
@@ -287,8 +337,16 @@ class StudyResults:
         keys = machine.differing(self.study.jobs)
         return f"Jobs did not all run in the same environment. These differ: {', '.join(keys)}." if keys else ""
 
+    contexts_sentences = cached_property(
+        lambda self: variant_tables.sentences(self.contexts, "context", self.study.cells)
+    )
+    """Which method falls below plain decoding first as the context grows, and why."""
+    turns_sentences = cached_property(lambda self: variant_tables.sentences(self.turns, "turn", self.study.cells))
+    """Which method loses most over the turns of conversations, and why."""
     best_k_sentence = cached_property(lambda self: optimal_k_sentence(self.optimal))
     """What choosing k gains."""
+    break_even_sentence = cached_property(lambda self: break_even_sentence(self.break_even.frame))
+    """In how many settings the acceptance pays."""
     low_efficiency = cached_property(lambda self: prose.low_efficiency(self.cells))
     """A warning where much of the possible speed is lost outside forward passes."""
 

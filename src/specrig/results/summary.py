@@ -96,7 +96,8 @@ def speedup_summary(
 
     Columns: `LEVELS`, `k`, `lossless`, `failed` (see `audit_failures`), `disturbed` (names of the disturbed tasks); for
     each task `<task>`, `<task>_low`, `<task>_high`; `geometric_mean` over the tasks with its 95 % interval over prompts
-    (and runs, where there are replicates); `tasks`, the number of tasks in this mean; `prompts`, the fewest of a task; `cross_fitted` with its interval.
+    (and runs, where there are replicates); `tasks`, the number of tasks in this mean; `prompts`, the fewest of a task;
+    `cross_fitted` with its interval.
 
     `cross_fitted` is the geometric mean with each half of the prompts at the k that the other half chose
     (`cross_fitted_ks`, e.g. "4, 5"; `cross_fitted_disturbed`: tasks with a disturbed cell at one of these k's). Where

@@ -122,8 +122,8 @@ def check(model: CachedModel, reference: ModelReference) -> None:
     tolerance = TOLERANCE.get(model.dtype, TOLERANCE[torch.float32])
     if not difference <= tolerance:
         raise DecodingError(
-            f"over a cache that can be rolled back its logits are not its own: they differ by {difference:.2g} of their "
-            f"spread, and rounding explains {tolerance:g}"
+            f"over a cache that can be rolled back its logits are not its own: they differ by {difference:.2g} of "
+            f"their spread, and rounding explains {tolerance:g}"
         )
 
 

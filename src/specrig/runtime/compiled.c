@@ -149,19 +149,26 @@ INLINE void rms_norm(void *to, int64_t at, const float *x, const void *weight, i
 #define TILE(R, N) \
     INLINE void tile_##R##_##N(vec y[][4], const void *x, const char *const *w, int64_t in, int64_t ahead, int slower, int kind) { \
         vec acc[R][N]; \
+        const char *at[N]; \
+        EACH(c, N) at[c] = w[c]; \
         EACH(r, R) EACH(c, N) acc[r][c] = (vec){0}; \
         for (int64_t k = 0, steps = kind == WHOLE ? in : in / 2; k < steps; k++) { \
-            bits weight[N]; \
-            EACH(c, N) { \
-                weight[c] = *(const bits *)(w[c] + k * 4 * W); \
-                __builtin_prefetch(w[c] + ((k * 4 * W) >> slower) + ahead, 0, 2); \
-            } \
-            EACH(r, R) EACH(c, N) { \
-                if (kind == WHOLE) acc[r][c] += ((const float *)x)[r * in + k] * (vec)weight[c]; \
-                else if (kind == WIDENED) { \
-                    acc[r][c] += ((const float *)x)[r * in + 2 * k] * (vec)(weight[c] << 16); \
-                    acc[r][c] += ((const float *)x)[r * in + 2 * k + 1] * (vec)(weight[c] & 0xffff0000); \
-                } else acc[r][c] = PAIRS(acc[r][c], ((const int32_t *)x)[r * in / 2 + k], weight[c]); \
+            EACH(c, N) __builtin_prefetch(at[c] + ((k * 4 * W) >> slower) + ahead, 0, 2); \
+            if (kind == WIDENED) { \
+                vec weight[N]; \
+                EACH(c, N) weight[c] = (vec)(*(const bits *)(at[c] + k * 4 * W) << 16); \
+                EACH(r, R) { float number = ((const float *)x)[r * in + 2 * k]; EACH(c, N) acc[r][c] += number * weight[c]; } \
+                __asm__ volatile("" ::: "memory"); /* else more numbers are held at a time than there are registers */ \
+                EACH(c, N) weight[c] = (vec)(*(const bits *)(at[c] + k * 4 * W) & 0xffff0000); \
+                EACH(r, R) { float number = ((const float *)x)[r * in + 2 * k + 1]; EACH(c, N) acc[r][c] += number * weight[c]; } \
+                __asm__ volatile("" ::: "memory"); \
+            } else { \
+                bits weight[N]; \
+                EACH(c, N) weight[c] = *(const bits *)(at[c] + k * 4 * W); \
+                EACH(r, R) EACH(c, N) { \
+                    if (kind == WHOLE) acc[r][c] += ((const float *)x)[r * in + k] * (vec)weight[c]; \
+                    else acc[r][c] = PAIRS(acc[r][c], ((const int32_t *)x)[r * in / 2 + k], weight[c]); \
+                } \
             } \
         } \
         EACH(r, R) EACH(c, N) y[r][c] = acc[r][c]; \
@@ -253,44 +260,63 @@ INLINE void rotate(float *to, float *x, const void *norm, const Pass *p, int64_t
     for (int64_t i = 0, h = p->d / 2; i < p->d; i++) to[i] = x[i] * cos[i] + x[i < h ? i + h : i - h] * sin[i];
 }
 
-/* A query q [d] times each of W keys, `there` of which are there; the products of the others say nothing. */
-INLINE vec dots(const void *q, const char *keys, int64_t there, int64_t d, int paired, int bf16) {
-    vec found[W] = {{0}};
-    const int64_t row = d * (bf16 ? 2 : 4), step = paired ? 2 * W : W;
-    for (int64_t i = 0; i < d; i += step) {
-        const char *key = keys + i * (bf16 ? 2 : 4);
-        EACH(s, W) {
-            if (paired) found[s] = BOTH(found[s], *(const bits *)((const uint16_t *)q + i), *(const bits *)key);
-            else found[s] += load(q, i, 0) * load(key, 0, bf16);
-            if (s + 1 < there) key += row;
+#define GROUP 4 /* queries at most that share the reading of keys and values */
+
+/* G queries [G, d] times each of W keys, `there` of which are there; the products of the others say nothing. Each number of a key is
+ * loaded once for all queries, SIDE keys at a time, so that the sums stay in registers. */
+#ifdef __AVX512F__
+#define SIDE 8
+#else
+#define SIDE 4
+#endif
+INLINE void dots(vec *found, int64_t G, const char *queries, const char *keys, int64_t there, int64_t d, int paired, int bf16) {
+    const int64_t row = d * (bf16 ? 2 : 4), step = paired ? 2 * W : W, query = d * (paired ? 2 : 4);
+    vec products[GROUP][W];
+    for (int first = 0; first < W; first += SIDE) {
+        const char *key[SIDE];
+        EACH(s, SIDE) key[s] = keys + (first + s < there ? first + s : there - 1) * row;
+        vec acc[GROUP][SIDE];
+        EACH(g, GROUP) if (g < G) EACH(s, SIDE) acc[g][s] = (vec){0};
+        for (int64_t i = 0; i < d; i += step) {
+            EACH(s, SIDE) {
+                const char *at = key[s] + i * (bf16 ? 2 : 4);
+                if (paired) { EACH(g, GROUP) if (g < G) acc[g][s] = BOTH(acc[g][s], *(const bits *)(queries + g * query + i * 2), *(const bits *)at); }
+                else { vec number = load(at, 0, bf16); EACH(g, GROUP) if (g < G) acc[g][s] += load(queries + g * query, i, 0) * number; }
+            }
         }
+        EACH(g, GROUP) if (g < G) EACH(s, SIDE) products[g][first + s] = acc[g][s];
     }
-    return sums(found);
+    EACH(g, GROUP) if (g < G) found[g] = sums(products[g]);
 }
 
-/* What a query q [d] gives each slot before they are divided by their sum: e^(q . key / sqrt(d) - the highest), and 0 to slots that
- * it does not see. weights: room for `end` numbers, rounded up to whole vectors. */
-INLINE void weigh(float *weights, const void *q, const void *keys, const uint8_t *mask, int64_t end, int64_t d, int paired,
-                  int bf16) {
+/* What G queries [G, d] give each slot before they are divided by their sum: e^(q . key / sqrt(d) - the highest), and 0 to slots
+ * that they do not see. weights: [G, room], room for `end` numbers, rounded up to whole vectors. */
+INLINE void weigh(float *weights, int64_t room, int64_t G, const char *queries, const char *keys, const uint8_t *mask, int64_t end,
+                  int64_t d, int paired, int bf16) {
     const float scale = 1.0f / sqrtf((float)d);
     const vec never = (vec){0} - INFINITY;
-    vec highest = never;
+    vec highest[GROUP];
+    EACH(g, GROUP) highest[g] = never;
     for (int64_t first = 0; first < end; first += W) {
         const int64_t there = end - first < W ? end - first : W;
-        const char *block = (const char *)keys + first * d * (bf16 ? 2 : 4);
-        /* A whole block has code of its own for pairs alone: two codes of float32 might round differently. */
-        vec found = (paired && there == W ? dots(q, block, W, d, 1, bf16) : dots(q, block, there, d, paired, bf16)) * scale;
+        vec found[GROUP];
+        dots(found, G, queries, keys + first * d * (bf16 ? 2 : 4), there, d, paired, bf16);
         uint8_t sees[W] = {0};
         if (!mask) memset(sees, 1, there);
         else if (there == W) memcpy(sees, mask + first, W);
         else memcpy(sees, mask + first, there);
-        found = choose(__builtin_convertvector(*(const bytes *)sees, lanes) != 0, found, never);
-        store(weights, first, found, 0);
-        highest = choose(found > highest, found, highest);
+        const lanes seen = __builtin_convertvector(*(const bytes *)sees, lanes) != 0;
+        EACH(g, GROUP) if (g < G) {
+            found[g] = choose(seen, found[g] * scale, never);
+            store(weights + g * room, first, found[g], 0);
+            highest[g] = choose(found[g] > highest[g], found[g], highest[g]);
+        }
     }
-    float most = -INFINITY;
-    for (int s = 0; s < W; s++) most = highest[s] > most ? highest[s] : most;
-    for (int64_t s = 0; s < end; s += W) store(weights, s, exponential(load(weights, s, 0) - most), 0);
+    EACH(g, GROUP) if (g < G) {
+        float most = -INFINITY;
+        for (int s = 0; s < W; s++) most = highest[g][s] > most ? highest[g][s] : most;
+        for (int64_t s = 0; s < end; s += W) store(weights + g * room, s, exponential(load(weights + g * room, s, 0) - most), 0);
+    }
 }
 
 /* The values [end, d] in these proportions, for G queries, in the order of the slots; what none sees may be no number. */
@@ -323,7 +349,6 @@ INLINE void weigh(float *weights, const void *q, const void *keys, const uint8_t
 #define SEEN_3 SEEN_2 && !(weights[2 * room + s] > 0.0f)
 #define SEEN_4 SEEN_3 && !(weights[3 * room + s] > 0.0f)
 MIX(1) MIX(2) MIX(3) MIX(4)
-#define GROUP 4 /* queries at most that share the reading of values */
 
 static inline int64_t shared(int64_t rows, const Pass *p) { /* floats that all threads share */
     return rows * (p->D + (p->H + 2 * p->K) * p->d + p->H * p->d + p->I);
@@ -334,7 +359,7 @@ INLINE int64_t slots_of(const Pass *p) { return (p->S + W - 1) / W * W; }
 INLINE int64_t widest(const Pass *p) { return p->R > p->D ? p->R : p->D; } /* of what products read for a token */
 
 static inline int64_t own(int64_t rows, const Pass *p) { /* floats of each thread */
-    return rows * widest(p) + 2 * p->d + GROUP * slots_of(p);
+    return rows * widest(p) + (1 + GROUP) * p->d + GROUP * slots_of(p);
 }
 
 int64_t scratch_floats(const Pass *p) { return shared(p->B * p->n, p) + own(p->B * p->n, p) * p->threads; }
@@ -346,7 +371,7 @@ INLINE void run(const Pass *p, int t, int T, int kind) {
     const int bf16 = kind != WHOLE, inputs = kind == PAIRED; /* the type of weights, cache and results; that of products' inputs */
     const int64_t rows = p->B * p->n, D = p->D, H = p->H, K = p->K, d = p->d, I = p->I, Q = (H + 2 * K) * d;
     float *x = p->scratch, *qkv = x + rows * D, *attended = qkv + rows * Q, *inner = attended + rows * H * d;
-    float *normed = inner + rows * I + own(rows, p) * t, *turned = normed + rows * widest(p), *query = turned + d, *weights = query + d;
+    float *normed = inner + rows * I + own(rows, p) * t, *turned = normed + rows * widest(p), *query = turned + d, *weights = query + GROUP * d;
     const int64_t groups = (H / K + GROUP - 1) / GROUP; /* of the queries that share a key head */
     const int paired = kind == PAIRED && d % (2 * W) == 0; /* queries times keys by pairs of numbers */
     char *const input = (char *)normed;
@@ -385,10 +410,10 @@ INLINE void run(const Pass *p, int t, int T, int kind) {
             const uint8_t *mask = layer->mask ? layer->mask + ((p->mask_rows > 1 ? b : 0) * p->n + r % p->n) * p->end : 0;
             for (int64_t q = 0; q < last - g; q++) {
                 rotate(turned, qkv + r * Q + (k * (H / K) + g + q) * d, layer->q_norm, p, p->positions[r], bf16);
-                for (int64_t i = 0; i < d; i += W) store(query, i, load(turned, i, 0), paired);
-                weigh(weights + q * slots_of(p), query, keys, mask, p->end, d, paired, bf16);
+                for (int64_t i = 0; i < d; i += W) store(query, q * d + i, load(turned, i, 0), paired);
             }
-#define CASE(G) case G: mix_##G(attended, first * d, weights, slots_of(p), values, p->end, d, bf16, inputs); break;
+#define CASE(G) case G: weigh(weights, slots_of(p), G, (char *)query, keys, mask, p->end, d, paired, bf16); \
+                mix_##G(attended, first * d, weights, slots_of(p), values, p->end, d, bf16, inputs); break;
             switch (last - g) { CASE(1) CASE(2) CASE(3) CASE(4) }
 #undef CASE
         } }
@@ -414,7 +439,7 @@ void forward(const Pass *p) {
     (p->bf16 ? run_bfloat16 : run_float32)(p, omp_get_thread_num(), omp_get_num_threads());
 }
 
-/* y [rows, out] = x [rows, in] weight [out, in]^T + bias, x and y of the weight's type; PAIRED or WHOLE alone. */
+/* y [rows, out] = x [rows, in] weight [out, in]^T + bias, y of the weight's type, x of `input_bytes` for a bfloat16 weight, else float32. */
 void linear(void *y, const char *x, int64_t rows, const char *weight, const void *bias, int64_t in, int64_t out, int bf16,
             int threads) {
     #pragma omp parallel num_threads(threads)

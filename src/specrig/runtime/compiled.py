@@ -1,8 +1,8 @@
 """Code compiled for this processor (`compiled.c`), where there is a compiler: products of a few rows, and whole passes
 of a few tokens.
 
-Libraries for matrix products are made for many rows. A decoding pass has few, and waits for the weights to be read: here
-weights lie in the order of reading, and as many rows as registers hold are multiplied while a weight is loaded.
+Libraries for matrix products are made for many rows. A decoding pass has few, and waits for the weights to be read:
+here weights lie in the order of reading, and as many rows as registers hold are multiplied while a weight is loaded.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from torch import Tensor
 from specrig.runtime import compiler
 
 MAX_TOKENS = 64
-"""Most rows of a product, and most tokens of a pass; for more, as in prompts, libraries for large products are better."""
+"""Most rows of a product, and most tokens of a pass; for more, as in prompts, libraries for large products are better.
+"""
 SINGLE_THREAD_BYTES = 6 << 20
 """Bytes of weights up to which one thread computes: a core's own caches nearly hold them, so more threads only wait."""
 
@@ -43,7 +44,9 @@ def vector_width() -> int:
 
 
 def to_blocks(weight: Tensor) -> Tensor:
-    """A weight `[out, in]` in blocks of W outputs, the last padded: `[out / W, in, W]`, bfloat16 `[out / W, in / 2, W, 2]`."""
+    """A weight `[out, in]` in blocks of W outputs, the last padded: `[out / W, in, W]`, bfloat16 `[out / W, in / 2, W,
+    2]`.
+    """
     out, into = weight.shape
     together = 2 if weight.dtype == torch.bfloat16 else 1  # inputs whose numbers lie side by side
     whole = torch.nn.functional.pad(weight, (0, 0, 0, -out % vector_width()))
@@ -62,7 +65,6 @@ def supports_weight(weight: Tensor, bias: Tensor | None) -> bool:
         supports(weight.device, weight.dtype)
         and into % vector_width() == 0
         and (bias is None or out % vector_width() == 0)
-        and (weight.dtype == torch.float32 or library().input_bytes() == weight.dtype.itemsize)
     )
 
 
@@ -70,9 +72,11 @@ def product(x: Tensor, blocks: Tensor, bias: Tensor | None, out: int) -> Tensor:
     """`x @ weight.T + bias` of x `[..., in]`, `MAX_TOKENS` rows at most, with the weight `[out, in]` in `blocks` (see
     `to_blocks`).
     """
-    x = x.contiguous()
     into = x.shape[-1]
     y = x.new_empty((*x.shape[:-1], out))
+    if x.dtype == torch.bfloat16 and library().input_bytes() == 4:  # no instruction multiplies pairs of bfloat16 here
+        x = x.float()
+    x = x.contiguous()
     threads = 1 if blocks.nbytes <= SINGLE_THREAD_BYTES else torch.get_num_threads()
     library().linear(
         y.data_ptr(),
@@ -82,7 +86,7 @@ def product(x: Tensor, blocks: Tensor, bias: Tensor | None, out: int) -> Tensor:
         None if bias is None else bias.data_ptr(),
         into,
         out,
-        x.dtype == torch.bfloat16,
+        y.dtype == torch.bfloat16,
         threads,
     )
     return y

@@ -17,7 +17,7 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 class DeviceError(ValueError):
-    """A device that is asked for and not there."""
+    """A requested device that is not there."""
 
 
 def resolve_device(device: str, gpus: int = 1) -> str:
@@ -73,9 +73,8 @@ def _free(names: list[str], count: int) -> list[str]:
     found: dict[str, int] = {}
     for name in names:
         file = Path(tempfile.gettempdir(), f"specrig-gpu-{os.getuid()}-{name.replace('/', '_')}.lock")
-        handle = os.open(
-            file, os.O_RDWR | os.O_CREAT, 0o600
-        )  # never closed where it is locked: the lock goes with the process
+        # Never closed where it is locked: the lock goes with the process.
+        handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -2,8 +2,8 @@
 
 Decoding multiplies one to a few dozen rows by large weights. Which kernel is best depends on the processor and on the
 precision, so they are timed when a weight of a new shape comes: `plain` (`F.linear`), `reordered` (weights laid out
-once for oneDNN) and `compiled` (`runtime.compiled`, up to 64 rows; more rows take reordered weights). Where whole passes
-are compiled (`runtime.decode_pass`), these kernels still serve prompts, heads, and models of more than 1 GiB.
+once for oneDNN) and `compiled` (`runtime.compiled`, up to 64 rows; more rows take reordered weights). Where whole
+passes are compiled (`runtime.decode_pass`), these kernels still serve prompts, heads, and models of more than 1 GiB.
 docs/log/decoding.md has the measurements.
 """
 
@@ -34,7 +34,7 @@ SMALL = 1 << 14
 MARGIN = 0.95
 """Another kernel is taken where it needs less than this part of the time of reordered weights."""
 LIMIT_S = 1.0
-"""Seconds that a process spends on timing; shapes that come later are reordered."""
+"""Seconds that a process spends on timing; shapes that come later are reordered, or compiled where they cannot be."""
 REPEATS = 3
 
 
@@ -58,7 +58,7 @@ class KernelChoice:
 
     def of(self, weight: Tensor) -> Kernel:
         """The kernel for a weight `[out, in]`."""
-        if not reorderable(weight):
+        if weight.numel() < SMALL or not (reorderable(weight) or compiled.supports_weight(weight, None)):
             return "plain"
         key = weight.dtype, tuple(weight.shape)
         if key not in self.kernels:
@@ -76,9 +76,10 @@ class KernelChoice:
         }
 
     def _faster(self, key: tuple[torch.dtype, tuple[int, ...]], weight: Tensor) -> Kernel:
+        usual: Kernel = "reordered" if reorderable(weight) else "plain"
         if key not in self.seconds:
             if self._spent > LIMIT_S:
-                return "reordered"
+                return "reordered" if reorderable(weight) else "compiled"
             started = perf_counter()
             self.seconds[key] = time_kernels(weight)
             self._spent += perf_counter() - started
@@ -89,7 +90,7 @@ class KernelChoice:
             if kernel != "compiled" or self.compiled != "never"
         }
         fastest = min(least, key=lambda kernel: least[kernel])
-        return fastest if least[fastest] < MARGIN * least["reordered"] else "reordered"
+        return fastest if least[fastest] < MARGIN * least[usual] else usual
 
 
 def time_kernels(weight: Tensor) -> dict[Kernel, list[float]]:
@@ -99,7 +100,7 @@ def time_kernels(weight: Tensor) -> dict[Kernel, list[float]]:
     The processor's caches are overwritten before each, because a pass reads all other weights in between.
     """
     others = torch.zeros(8 << 20)
-    kernels: list[Kernel] = ["plain", "reordered"]
+    kernels: list[Kernel] = ["plain", "reordered"] if reorderable(weight) else ["plain"]
     if kernel_choice.compiled != "never" and compiled.supports_weight(weight, None):
         kernels.append("compiled")
     layers: dict[Kernel, Callable[[Tensor], Tensor]] = {kernel: Linear(weight, kernel=kernel) for kernel in kernels}

@@ -166,7 +166,8 @@ class LlamaModel(CachedModel):
         return bias.repeat(1, 1, self.q_heads // self.kv_heads, 1)
 
     def attend_grouped(self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-        """Attention of H query heads `[B, H, n, d]` over K key heads `[B, K, end, d]`, for kernels without grouped heads.
+        """Attention of H query heads `[B, H, n, d]` over K key heads `[B, K, end, d]`, for kernels without grouped
+        heads.
 
         The H/K query heads that share a key head become H/K · n queries of that head. mask: additive, `[B, 1, H/K · n,
         end]`. A processor's kernel has grouped heads, but is three to seven times as fast in bfloat16 this way.

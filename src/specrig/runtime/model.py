@@ -24,7 +24,7 @@ from specrig.runtime.tree_mask import ancestors, ancestors_on_device, pad_mask
 from specrig.runtime.types import DecodingError, Parents
 
 MAX_ALL_LOGITS = 16
-"""Widest pass that computes all its logits where only one a row is asked for, so that it can be replayed."""
+"""Widest pass that computes all its logits where only one a row is needed, so that it can be replayed."""
 MAX_RECORDED = 256
 """Widest pass that is replayed; wider ones are prompts."""
 WINDOW = 256
@@ -35,9 +35,9 @@ WINDOW = 256
 class Step:
     """The positions, cache slots and attention masks of a forward pass of n tokens.
 
-    positions, slots: `[B, n]` positions in the text and cache slots to write to; slices where all rows are alike.
-    end: the pass reads the cache's first `end` slots.
-    masks: for each of the model's `patterns`, True where a token sees a slot, `[n, end]` or `[B, 1, n, end]`; None where
+    positions, slots: `[B, n]` positions in the text and cache slots to write to; slices where all rows are alike. end:
+    the pass reads the cache's first `end` slots. masks: for each of the model's `patterns`, True where a token sees a
+    slot, `[n, end]` or `[B, 1, n, end]`; None where
         every token sees every slot.
     fixed: no shape depends on the rows' lengths, so the pass can be replayed.
     """
@@ -181,7 +181,8 @@ class CachedModel(ABC):
         self.watch.clear()
 
     def catch_up(self, rows: Sequence[Sequence[int]], done: Sequence[bool], *, hold_last: bool = False) -> Tensor:
-        """Run and keep the tokens of every unfinished row that are not in the cache; returns next-token logits `[B, V]`.
+        """Run and keep the tokens of every unfinished row that are not in the cache; returns next-token logits `[B,
+        V]`.
 
         hold_last: leave each row's last token out; the next call runs it.
         """

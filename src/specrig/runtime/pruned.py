@@ -2,8 +2,8 @@
 
 The residual stream passes a layer that is left out unchanged. Keys and values of the context are those that the whole
 model wrote, so nothing has to be run a second time. What the pruned model writes lies behind the context, where the
-whole model's next pass writes
-before it reads: the context is never touched (Draft & Verify, 2309.08168, section 3.1; SWIFT, 2410.06916, section 4.1).
+whole model's next pass writes before it reads: the context is never touched (Draft & Verify, 2309.08168, section 3.1;
+SWIFT, 2410.06916, section 4.1).
 """
 
 from __future__ import annotations
@@ -107,8 +107,8 @@ def _without(model: Any, skipped: frozenset[int], layers: int, device: torch.dev
     except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
         reason = (str(error).splitlines() or [""])[0]
         raise DecodingError(
-            f"layer_skip: {type(model).__name__} does not run without layers {sorted(skipped)} ({type(error).__name__}: {reason}); leave "
-            "out others (`skip`), or choose another method"
+            f"layer_skip: {type(model).__name__} does not run without layers {sorted(skipped)} "
+            f"({type(error).__name__}: {reason}); leave out others (`skip`), or choose another method"
         ) from error
     return thin
 

@@ -68,8 +68,8 @@ def make_app(
 ) -> FastAPI:
     """An application with `/health`, `/metrics` and `/version`, to which a service adds its own paths.
 
-    background: what runs while the application does. key: what every request but `/health` must carry as a bearer token;
-    None: nothing.
+    background: what runs while the application does. key: what every request but `/health` must carry as a bearer
+    token; None: nothing.
     """
 
     @contextlib.asynccontextmanager
@@ -171,14 +171,14 @@ def key_for(host: str) -> str | None:
         wide = host != "localhost"
     if wide and key is None:
         raise ServingError(
-            f"--host {host}: whoever reaches this address could use the service: set a key in the environment variable {KEY_ENV} "
-            "(any long random text, the same for all services), or leave --host at 127.0.0.1"
+            f"--host {host}: whoever reaches this address could use the service: set a key in the environment variable "
+            f"{KEY_ENV} (any long random text, the same for all services), or leave --host at 127.0.0.1"
         )
     return key
 
 
 def serve(app: FastAPI, host: str, port: int) -> None:
-    """Listen until the process is asked to end."""
+    """Listen until the process gets a signal to end."""
     from specrig.services.http_server import server_of
 
     server = server_of(app, host, port)

@@ -45,7 +45,9 @@ class RemoteSession:
         return RowRequest(self.id, self.num_cached, list(tokens[self.num_cached :]), **more)
 
     def update(self, tokens: Sequence[int], output: RowOutput) -> bool:
-        """Note the output of a request for `tokens`; False where the service does not know the text and needs all of it."""
+        """Note the output of a request for `tokens`; False where the service does not know the text and needs all of
+        it.
+        """
         self.num_cached = len(tokens) if output.known else 0
         return output.known
 

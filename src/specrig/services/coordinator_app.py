@@ -139,7 +139,7 @@ def coordinator_app(made: Callable[[], Coordinator], tokenizer: Any, model: str,
     async def chat(request: Request) -> Response:
         body = read(ChatCompletionRequest, await json_of(request))
         if not tokenizer.chat_template:
-            fix = "ask /v1/completions, or serve an instruction-tuned model"
+            fix = "send it to /v1/completions, or serve an instruction-tuned model"
             raise RefusedError(422, f"the tokenizer of {model} has no chat template", fix, where="messages")
         check_length(sum(len(message.content) for message in body.messages))
         turns = [message.model_dump(exclude_none=True) for message in body.messages]
@@ -160,7 +160,10 @@ def coordinator_app(made: Callable[[], Coordinator], tokenizer: Any, model: str,
         # Every draft stays within the model's positions, whatever its neighbours in the batch draft.
         most = coordinator.context - MAX_DRAFT_TOKENS
         if len(prompt) + max_tokens > most:
-            what = f"a prompt of {len(prompt)} tokens and {max_tokens} new ones need {len(prompt) + max_tokens}, there is room for {most}"
+            what = (
+                f"a prompt of {len(prompt)} tokens and {max_tokens} new ones need {len(prompt) + max_tokens}, there is "
+                f"room for {most}"
+            )
             raise RefusedError(422, what, "shorten the prompt or lower max_tokens", where="max_tokens")
         if not prompt or max(prompt) >= len(tokenizer):
             what = f"token {max(prompt)}, the model has {len(tokenizer)}" if prompt else "no token"
@@ -261,12 +264,12 @@ def _check_vocabulary(target: dict[str, Any], draft: dict[str, Any]) -> None:
     """Raise ServingError unless both services speak of the same tokens."""
     if None not in (target["vocabulary"], draft["vocabulary"]) and target["vocabulary"] != draft["vocabulary"]:
         raise ServingError(
-            f"the draft service's model {draft['model']} does not share the vocabulary of the target's, {target['model']}: serve a "
-            "draft of the same family, or start the coordinator with --k 0"
+            f"the draft service's model {draft['model']} does not share the vocabulary of the target's, "
+            f"{target['model']}: serve a draft of the same family, or start the coordinator with --k 0"
         )
     if target["vocabulary_size"] != draft["vocabulary_size"]:
         sizes = target["vocabulary_size"], draft["vocabulary_size"]
         raise ServingError(
-            f"the target service works with {sizes[0]} tokens, the draft service with {sizes[1]} (their embeddings are padded "
-            f"differently): start both with --vocabulary {min(sizes)}"
+            f"the target service works with {sizes[0]} tokens, the draft service with {sizes[1]} (their embeddings are "
+            f"padded differently): start both with --vocabulary {min(sizes)}"
         )

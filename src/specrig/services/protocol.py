@@ -115,8 +115,8 @@ def unpack_request(body: bytes) -> RowsRequest:
     for number, row in enumerate(request.rows):
         if row.q is not None and (row.q.shape[0] != len(row.draft) or not _can_be_drawn_from(row.q)):
             raise ProtocolError(
-                f"row {number} has probabilities that nothing can be drawn from: negative, not finite, all zero, or not one "
-                "distribution a draft token"
+                f"row {number} has probabilities that nothing can be drawn from: negative, not finite, all zero, or "
+                "not one distribution a draft token"
             )
     return request
 

@@ -44,7 +44,7 @@ class Serving:
 
 
 def serve_model(kind: str, serving: Serving, host: str, port: int) -> None:
-    """Load the model and serve it until the process is asked to end. Raises ServingError or ModelError before it
+    """Load the model and serve it until the process gets a signal to end. Raises ServingError or ModelError before it
     listens.
 
     One thread loads the model and runs it. OpenMP keeps a team of threads for every thread that has ever computed, and
@@ -58,7 +58,7 @@ def serve_model(kind: str, serving: Serving, host: str, port: int) -> None:
 
 
 def _loaded(kind: str, serving: Serving) -> tuple[Worker, dict[str, Any]]:
-    """The worker, and what the service tells about its model."""
+    """The worker, and what the service reports about its model."""
     import torch
 
     if serving.device == "cuda" and not torch.cuda.is_available():

@@ -95,7 +95,9 @@ class Sessions:
         )
 
     def run_all_but_last(self, sessions: Sequence[Session], lacking: int) -> None:
-        """Run the texts of those rows that lack more than `lacking` tokens up to the last token, in passes of their own."""
+        """Run the texts of those rows that lack more than `lacking` tokens up to the last token, in passes of their
+        own.
+        """
         late = [session for session in sessions if len(session.text) - session.length > lacking]
         # New texts together; each that goes on alone, since the widest pass behind the longest context need not fit the
         # cache.

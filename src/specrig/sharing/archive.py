@@ -5,9 +5,11 @@ A publication holds everything from which tables, figures and the report are com
     study.json                                   the resolved study, its rows included
     pairs.tsv tasks.tsv reported.csv             the tables that it was read from, and the reported figures
     records/<engine>/<pair>/<method>/            index.json, environment.json, records[-n].jsonl.gz: one line per prompt and
-                                                 cell; the same for each further replicate in replicate-<number>/
+                                                 cell; attempt-<number>[-n].jsonl.gz: attempts that do not count;
+                                                 the same for each further replicate in replicate-<number>/
     audit/*.csv                                  the verdicts
     models.json models/<pair>/<model>/*.gz       parameters and training curves; never weights
+    traffic/<engine>/<pair>/<method>/            index.json, environment.json, and one .jsonl.gz for each load
     scores[-n].jsonl.gz                          what the scorers counted in each output; references are not published
 
 Prompts are not published. The embedded ones come from other people's packages, the others from data that may not be
@@ -25,7 +27,9 @@ from pathlib import Path
 from typing import Any
 
 from specrig.analysis.quality import Score
+from specrig.measurement.attempts import attempt_file, other_attempts
 from specrig.measurement.records import SCHEMA_VERSIONS, Record, replicate_folder, write_atomically
+from specrig.measurement.traffic.records import FOLDER as TRAFFIC
 from specrig.results.machine import model_rows
 from specrig.results.study_data import MeasuredJob, StudyData
 from specrig.sharing.manifest import PublicationError
@@ -35,6 +39,8 @@ LIMIT = 3 << 19
 """The largest size of a published file in bytes. Larger files are divided or compressed."""
 ROWS = ("pairs", "tasks", "reported")
 MODELS = "models.json"
+ATTEMPT = "attempt-"
+"""Beginning of the names of files of attempts that do not count, before the attempt's number, 1 to 9."""
 
 
 def pack(study: StudyData, scores: Sequence[Score], folder: Path, names: Sequence[str]) -> list[str]:
@@ -59,6 +65,13 @@ def pack(study: StudyData, scores: Sequence[Score], folder: Path, names: Sequenc
     for path in sorted((study.folder / "models").glob("*/*/training.jsonl")):
         target = folder / path.relative_to(study.folder).with_suffix(".jsonl.gz")
         _write(target, compressed(scrub_text(path.read_text(encoding="utf-8"), names)))
+    for path in sorted((study.folder / TRAFFIC).glob("*/*/*/*.json*")):
+        target, lines = folder / path.relative_to(study.folder), _lines(path.read_text(encoding="utf-8"))
+        if path.suffix == ".json":
+            _json(target, without_addresses(scrubbed(_read_json(path), names)))
+        else:
+            public = (json.dumps(without_addresses(scrubbed(json.loads(line), names))) for line in lines)
+            _write(target.with_suffix(".jsonl.gz"), compressed(_joined(list(public))))
     return left_out
 
 
@@ -81,6 +94,9 @@ def unpack(folder: Path, out: Path) -> Path:
         write_atomically(out / path.relative_to(folder), _text(path))
     for path in sorted((folder / "models").glob("*/*/*.jsonl.gz")):
         write_atomically(out / path.relative_to(folder).with_suffix(""), _decompressed(path))
+    for path in sorted((folder / TRAFFIC).glob("*/*/*/*")):
+        text = _text(path) if path.suffix == ".json" else _decompressed(path)
+        write_atomically(out / path.relative_to(folder).with_suffix(path.suffix.removesuffix(".gz")), text)
     return out
 
 
@@ -116,31 +132,60 @@ def _pack_job(job: MeasuredJob, study: StudyData, folder: Path, names: Sequence[
     """Write one replicate of a job: its records, its index with digests of the published records, its environment."""
     there = replicate_folder(folder / "records" / Path(*job.key), job.replicate)
     index: dict[str, Any] = {"cells": {}, "failed": scrubbed(job.failed, names)}
-    lines: list[str] = []
+    lines: dict[str, list[str]] = {"records": []}
     for slug, path in job.files.items():
-        found = _lines(path.read_text(encoding="utf-8"))
-        records = [json.loads(line) for line in found]
-        if records and records[0]["cell"]["task"] not in embedded:
-            found = [
-                json.dumps({**record, "text": "", "baseline_text": "", "ends": None}, separators=(",", ":"))
-                for record in records
-            ]
-        lines += found
+        found = _public_lines(path, embedded)
+        lines["records"] += found
         index["cells"][slug] = {
             "records": f"{slug}.jsonl",
             "sha256": _digest(found),
-            "digest": records[0]["digest"] if records else "",
+            "digest": json.loads(found[0])["digest"] if found else "",
         }
-    _write_lines(there, "records", lines)
+        for number, other in other_attempts(path).items():
+            lines.setdefault(f"{ATTEMPT}{number}", []).extend(_public_lines(other, embedded))
+    for stem, found in lines.items():
+        _write_lines(there, stem, found)
     _json(there / "index.json", index)
     if job.environment:
         _json(there / "environment.json", without_addresses(scrubbed(job.environment, names)))
 
 
+def _public_lines(path: Path, embedded: set[str]) -> list[str]:
+    """The lines of a record file, without texts where the task's prompts are not embedded ones."""
+    found = _lines(path.read_text(encoding="utf-8"))
+    records = [json.loads(line) for line in found]
+    if not records or records[0]["cell"]["task"] in embedded:
+        return found
+    blank = {"text": "", "baseline_text": "", "ends": None}
+    return [json.dumps({**record, **blank}, separators=(",", ":")) for record in records]
+
+
 def _unpack_job(index_path: Path, folder: Path, out: Path) -> None:
     where = index_path.parent.relative_to(folder)
+    cells = _by_cell(read_lines(index_path.parent))
+    index = _read_json(index_path)
+    for slug in index["cells"]:
+        if slug not in cells:
+            raise PublicationError(f"{where}: index.json names the cell {slug}, of which there are no records")
+        write_atomically(out / where / f"{slug}.jsonl", _joined(cells[slug]))
+    for number in attempt_numbers(index_path.parent):
+        for slug, lines in _by_cell(read_lines(index_path.parent, f"{ATTEMPT}{number}")).items():
+            write_atomically(attempt_file(out / where / f"{slug}.jsonl", number), _joined(lines))
+    _json(out / where / "index.json", index)
+    environment = index_path.with_name("environment.json")
+    if environment.is_file():
+        _json(out / where / "environment.json", _read_json(environment))
+
+
+def attempt_numbers(job: Path) -> list[int]:
+    """The numbers of the attempts of which a job's folder holds some that do not count."""
+    return sorted({int(path.name[len(ATTEMPT)]) for path in job.glob(f"{ATTEMPT}[1-9]*.jsonl.gz")})
+
+
+def _by_cell(lines: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
+    """Slug -> the lines of this cell's records. Raises PublicationError for a line that is no record."""
     cells: dict[str, list[str]] = {}
-    for location, line in read_lines(index_path.parent):
+    for location, line in lines:
         try:
             version = json.loads(line).get("schema_version")
             if version not in SCHEMA_VERSIONS:
@@ -153,15 +198,7 @@ def _unpack_job(index_path: Path, folder: Path, out: Path) -> None:
                 raise
             raise PublicationError(f"{location}: not a record ({str(error).splitlines()[0]})") from error
         cells.setdefault(slug, []).append(line)
-    index = _read_json(index_path)
-    for slug in index["cells"]:
-        if slug not in cells:
-            raise PublicationError(f"{where}: index.json names the cell {slug}, of which there are no records")
-        write_atomically(out / where / f"{slug}.jsonl", _joined(cells[slug]))
-    _json(out / where / "index.json", index)
-    environment = index_path.with_name("environment.json")
-    if environment.is_file():
-        _json(out / where / "environment.json", _read_json(environment))
+    return cells
 
 
 def _write_lines(folder: Path, stem: str, lines: Sequence[str]) -> None:

@@ -220,8 +220,8 @@ def _divide(folder: Path) -> None:
             path.unlink()
         if packed.stat().st_size > LIMIT:
             raise PublicationError(
-                f"{packed.relative_to(folder)}: {packed.stat().st_size / 2**20:.1f} MiB; a file may have {LIMIT / 2**20:g} MiB. "
-                "Publish a study of fewer cells"
+                f"{packed.relative_to(folder)}: {packed.stat().st_size / 2**20:.1f} MiB; a file may have "
+                f"{LIMIT / 2**20:g} MiB. Publish a study of fewer cells"
             )
 
 

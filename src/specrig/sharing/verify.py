@@ -13,6 +13,7 @@ from specrig.cell import Cell
 from specrig.measurement.records import SCHEMA_VERSIONS, Record, RecordError, replicate_of
 from specrig.sharing.archive import read_lines
 from specrig.sharing.checks import Located
+from specrig.sharing.checks.attempts import misplaced
 from specrig.sharing.checks.audit import audit_differences
 from specrig.sharing.checks.completeness import Part, absent, digests, prompts
 from specrig.sharing.checks.records import contradictions
@@ -54,8 +55,9 @@ class Verification:
 def verify(folder: Path, show: Callable[[str], None], *, render: bool = True) -> Verification:
     """Check a publication and report on each of its files as soon as it is checked.
 
-    show: takes each line of the report. render: render figures and report again, if the same code published them. Raises PublicationError for a folder that is no publication, or whose records
-    have a schema that this code does not read.
+    show: takes each line of the report. render: render figures and report again, if the same code published them.
+    Raises PublicationError for a folder that is no publication, or whose records have a schema that this code does not
+    read.
     """
     manifest, now = read_manifest(folder), current_manifest(study="", hardware="")
     if manifest.record_schema not in SCHEMA_VERSIONS:
@@ -82,8 +84,8 @@ def verify(folder: Path, show: Callable[[str], None], *, render: bool = True) ->
     show("· scores, the audit of sampled outputs: checked for contradictions only; they need references and models")
     if not same:
         show(
-            "· figures, report.html: only their hashes are checked, since other code or libraries made them. To draw and "
-            f"compare them: git checkout {manifest.commit or manifest.specrig}, with "
+            "· figures, report.html: only their hashes are checked, since other code or libraries made them. To draw "
+            f"and compare them: git checkout {manifest.commit or manifest.specrig}, with "
             f"{', '.join(f'{name} {number}' for name, number in manifest.libraries.items())}"
         )
     found = Verification(manifest, now, findings)
@@ -182,6 +184,10 @@ def _job(
         f"cell {slug}: records that index.json does not name" for slug in texts.keys() - cells.keys()
     ]
     finding.differences += digests(cells, own)
+    try:
+        finding.differences += misplaced(job, own, study, requested)
+    except (PublicationError, OSError, ValueError) as error:
+        finding.differences.append(f"attempts that do not count: not readable ({str(error).splitlines()[0]})")
     if not (job / "environment.json").is_file():
         finding.differences.append("environment.json: missing")
     located += own

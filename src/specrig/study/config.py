@@ -14,6 +14,7 @@ from specrig.decoding.types import Temperature
 from specrig.models.endpoint import Endpoint
 from specrig.settings import AnyPath, Settings
 from specrig.study.rows import Name, Pair, Task
+from specrig.study.traffic import Traffic
 from specrig.training.recipe import Recipe
 
 K_RANGE = range(1, 17)
@@ -124,6 +125,17 @@ class Rows(Settings):
     """Name of a task -> its row."""
 
 
+class Remeasure(Settings):
+    """What a job does where the machine was busy with other things while it measured a block of cells."""
+
+    times: Annotated[int, Field(ge=0, le=8)] = 2
+    """How often the disturbed cells of a block are measured again at once; the least disturbed attempt counts. 0:
+    never.
+    """
+    share: Annotated[float, Field(ge=0)] = 0.5
+    """How much longer a job may take by this, as a share of its time; 0.5: at most half as much time again."""
+
+
 class Config(Settings):
     """The keys of a study's config. `Study` adds what is computed from them."""
 
@@ -139,6 +151,9 @@ class Config(Settings):
     """Pairs to measure, by their names in pairs.tsv; an entry of `methods` may name other pairs for itself."""
     tasks: Names = Field(default_factory=list)
     """Tasks to measure, by their names in tasks.tsv."""
+    contexts: Annotated[list[Annotated[int, Field(ge=16)]], _listed] = Field(default_factory=list)
+    """Contexts in tokens, prompt and output together: every task is measured at each of them, as a task
+    `<task>@<tokens>`, its requests behind so much held-out text of the corpus; empty: the tasks as they are."""
     methods: list[MethodEntry] = Field(default_factory=list)
     """Methods with their k's and options; plain decoding is measured beside each of them without being named."""
     servers: list[Endpoint] = Field(default_factory=list)
@@ -157,10 +172,17 @@ class Config(Settings):
     """How many times one process measures every prompt, each time with another seed."""
     replicates: int = Field(2, ge=1)
     """How often all is measured: all jobs once, then all again in new processes, which shows how far runs differ."""
+    remeasure: Remeasure = Remeasure()
+    """How often and how long a job measures again at once what was disturbed; `{times: 0}`: never. Not for engines that
+    cannot alternate."""
+    price_per_hour: float | None = Field(None, gt=0)
+    """What an hour of the machine costs, in any currency; tables then have the tokens that one unit of it buys."""
     jobs: Literal["pair", "method"] = "pair"
     """What one process measures: all methods of an engine and pair, which then share the loading and the runs of the
     baseline; or one method each, for clusters and for GPUs that have no room for all drafts and heads at once. Engines
     that cannot alternate always measure method by method."""
+    traffic: Traffic | None = None
+    """Load under which engines that serve are measured besides: many requests at once, or so many a second."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device that jobs run on; auto: cuda where there is a GPU, else cpu."""
     threads: int | None = Field(None, ge=1)

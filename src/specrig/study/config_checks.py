@@ -37,7 +37,7 @@ def check_names(
         if not names and key not in broken:
             problems.key([key], f"the study names no {what}", f"add one of: {', '.join(sorted(known)) or 'none known'}")
         for index, name in enumerate(names):
-            # A table that could not be read has said so already.
+            # A table that could not be read was reported already.
             if name not in known and known:
                 problems.unknown([key, index], what, name, known, hint)
         refuse_repeats(key, [], names, problems)
@@ -47,6 +47,14 @@ def check_names(
         if not getattr(study, key):
             problems.key([key], "an empty list leaves no cells", "give at least one value, or remove the key")
         refuse_repeats(key, [], getattr(study, key), problems)
+    refuse_repeats("contexts", [], study.contexts, problems)
+    for index, context in enumerate(study.contexts):
+        if context <= study.max_new_tokens:
+            reason = f"a context of {context} tokens leaves no room for a prompt and {study.max_new_tokens} new ones"
+            problems.key(["contexts", index], reason, "give a longer one, or lower max_new_tokens")
+    if study.contexts and (several := [name for name in study.tasks if name in tasks and tasks[name].turns > 1]):
+        reason = f"task {several[0]!r} has turns, whose context is the conversation"
+        problems.key(["contexts"], reason, "leave the task or the key out")
     if study.prompts < 1:
         problems.key(["prompts"], f"{study.prompts} prompts leave every task without a prompt", "give 1 or more")
 
@@ -149,7 +157,7 @@ def check_servers(study: Study, problems: Problems) -> None:
         for key, known in (("engine", study.engines), ("pair", study.pairs), ("method", {*methods(), BASELINE})):
             if getattr(server, key) not in known:
                 problems.unknown(
-                    [*path, key], key, getattr(server, key), known, f"a server of another {key} is never asked"
+                    [*path, key], key, getattr(server, key), known, f"a server of another {key} is never used"
                 )
         same = server.engine, server.pair, server.method, server.k, server.variant
         other = seen.setdefault(same, index)
@@ -166,6 +174,20 @@ def check_servers(study: Study, problems: Problems) -> None:
         if (engine, pair, BASELINE, 0, "") not in seen:
             reason = f"no server of pair {pair!r} runs without speculation (engine {engine})"
             problems.key(["servers"], reason, f"add one with `method: {BASELINE}`: every speedup is against it")
+
+
+def check_traffic(study: Study, problems: Problems) -> None:
+    """Add a problem for traffic without a load, or that no engine of the study serves."""
+    traffic = study.traffic
+    if traffic is None:
+        return
+    if not traffic.concurrency and not traffic.rate:
+        problems.key(["traffic"], "it names no load", "add `concurrency: [1, 4, 16]` or `rate: [0.5, 1]`")
+    for key in ("concurrency", "rate"):
+        refuse_repeats(key, ["traffic"], getattr(traffic, key), problems)
+    serving = sorted(name for name, engine in engines().items() if engine.serves)
+    if not {*study.engines} & {*serving}:
+        problems.key(["traffic"], "none of the study's engines serves requests", f"add one of: {', '.join(serving)}")
 
 
 def check_folders(study: Study, problems: Problems) -> None:

@@ -13,6 +13,8 @@ from specrig.engines import registry as engines
 from specrig.models import facts, gguf
 from specrig.models.endpoint import endpoint_of
 from specrig.study.config import Config
+from specrig.study.traffic import Point
+from specrig.tasks.variants import variant_of
 
 TOGETHER = "together"
 """Name of a job that measures all methods of an engine and a pair."""
@@ -60,6 +62,23 @@ class Grid:
         return found
 
     @cached_property
+    def points(self) -> dict[tuple[str, str, str], list[Point]]:
+        """(engine, pair, method) -> its cells of the smallest batch size, under each load of `traffic:`.
+
+        Only engines that serve, and methods that draft; the baseline takes turns with them.
+        """
+        found: dict[tuple[str, str, str], list[Point]] = {}
+        traffic = self._config.traffic
+        if traffic is None:
+            return found
+        for key, cells in self.by_method.items():
+            if engines()[key[0]].serves and methods()[key[2]].uses_k:
+                smallest = min(cell.batch_size for cell in cells)
+                own = [cell for cell in cells if cell.batch_size == smallest]
+                found[key] = [point for cell in own for point in traffic.points(cell)]
+        return found
+
+    @cached_property
     def refusals(self) -> list[Refusal]:
         """The cells that their engine cannot run, each with the reason."""
         # A missing library refuses every cell of its engine; asked once, since looking for it may import.
@@ -84,6 +103,12 @@ class Grid:
         ]
 
     @cached_property
+    def conversations(self) -> list[tuple[str, str]]:
+        """(pair, task) whose target answers the turns of the task, because a later turn is measured on it."""
+        found = ((cell.pair, variant_of(cell.task)) for cell in self.cells)
+        return list(dict.fromkeys((pair, variant.task) for pair, variant in found if variant.turn > 1))
+
+    @cached_property
     def converted(self) -> dict[str, tuple[str, str]]:
         """The GGUF files of the study's pairs: name of the converted folder -> (the row's file, precision)."""
         rows = self._config.rows.pairs.values()
@@ -100,8 +125,9 @@ class Grid:
         return max(self._config.prompts, batch_size)
 
     def prompts_read(self, task: str) -> int:
-        """How many prompts the study reads of a task: as many as the task's cell with the largest batch runs."""
-        return self.prompt_count(self._largest_batches.get(task, 1))
+        """How many prompts the study reads of a task: as many as its or a variant's largest batch, or its traffic, needs."""
+        sent = self._config.traffic.prompts if self._config.traffic else 0
+        return max(self.prompt_count(self._largest_batches.get(variant_of(task).task, 1)), sent)
 
     @cached_property
     def _parts(self) -> dict[str, set[str]]:
@@ -120,10 +146,11 @@ class Grid:
 
     @cached_property
     def _largest_batches(self) -> dict[str, int]:
-        """Task -> the largest batch size of its cells."""
+        """Task -> the largest batch size of its cells and of its variants'."""
         found: dict[str, int] = {}
         for _, cell in self.requested:
-            found[cell.task] = max(cell.batch_size, found.get(cell.task, 1))
+            task = variant_of(cell.task).task
+            found[task] = max(cell.batch_size, found.get(task, 1))
         return found
 
     def _unserved(self, cell: Cell, missing: dict[str, str | None]) -> str | None:

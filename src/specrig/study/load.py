@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
 from specrig.study.claims import read_claims
-from specrig.study.config_checks import check_engine_options, check_entry, check_folders, check_names, check_servers
+from specrig.study.config_checks import (
+    check_engine_options,
+    check_entry,
+    check_folders,
+    check_names,
+    check_servers,
+    check_traffic,
+)
 from specrig.study.problems import (
     OnceOnly,
     Positions,
@@ -25,6 +32,7 @@ from specrig.study.problems import (
 from specrig.study.rows import Pair, Task, read_rows
 from specrig.study.study import Study
 from specrig.study.table_checks import check_cells, check_pairs, check_refusals, check_tasks, check_trained
+from specrig.tasks.variants import variants
 
 _EVALUATIONS = "remove the line: heads are measured twice, halfway through their training and at its end"
 RETIRED = {f"training.{head}.evaluations": _EVALUATIONS for head in ("medusa", "hydra", "eagle", "eagle3")}
@@ -53,11 +61,11 @@ def load_study(config: dict[str, Any] | Path, files: Sequence[Path] = ()) -> Stu
     for index, entry in enumerate(draft.methods):
         check_entry(draft, index, entry, pairs, problems)
     check_servers(draft, problems)
+    check_traffic(draft, problems)
     problems.stop()
     used = dict.fromkeys([*draft.pairs, *(name for entry in draft.methods for name in entry.pairs or ())])
     used |= dict.fromkeys(other for name in used for other in pairs[name].depends_on if other in pairs)
-    rows = {"pairs": {name: pairs[name] for name in used}, "tasks": {name: tasks[name] for name in draft.tasks}}
-    study = Study.model_validate({**draft.model_dump(), "rows": rows})
+    study = Study.model_validate(_expanded(draft, {name: pairs[name] for name in used}, tasks))
     check_cells(study, problems)
     check_pairs(study, problems)
     check_trained(study, problems)
@@ -67,6 +75,17 @@ def load_study(config: dict[str, Any] | Path, files: Sequence[Path] = ()) -> Stu
     check_refusals(study, problems)
     problems.stop()
     return study
+
+
+def _expanded(draft: Study, pairs: dict[str, Pair], tasks: dict[str, Task]) -> dict[str, Any]:
+    """The study with the rows that it uses, and with the variants of its tasks in their place."""
+    named = {name: variants(name, tasks[name].turns, draft.contexts) for name in draft.tasks}
+    found = draft.model_dump()
+    for block in (found, *found["methods"]):
+        if block["tasks"] is not None:
+            block["tasks"] = [each for name in block["tasks"] for each in named[name]]
+    rows = {each: tasks[name] for name, own in named.items() for each in (name, *own)}
+    return found | {"rows": {"pairs": pairs, "tasks": rows}}
 
 
 def read_config(file: Path) -> dict[str, Any]:
@@ -99,17 +118,17 @@ def validated(config: dict[str, Any], problems: Problems) -> tuple[Study, set[st
     except ValidationError as error:
         issues = error.errors()
     # Names of union members and validators, which pydantic adds to a place, are no part of the config.
-    places = [_inside(config, issue["loc"]) for issue in issues]
-    for issue, path in zip(issues, places, strict=True):
+    paths = [_inside(config, issue["loc"]) for issue in issues]
+    for issue, path in zip(issues, paths, strict=True):
         if issue["type"] == "extra_forbidden":
             problems.unknown(path, "key", path[-1], _fields(path[:-1]))
         else:
             problems.key(path, *mistake(issue))
-    # Items are cut from the end of a list, so that the places before them still hold.
-    for place in sorted({tuple(path) for path in places}, reverse=True):
+    # Items are cut from the end of a list, so that the ones before them still hold.
+    for place in sorted({tuple(path) for path in paths}, reverse=True):
         _cut(config, place)
     try:
-        return Study.model_validate(config), {str(path[0]) for path in places}
+        return Study.model_validate(config), {str(path[0]) for path in paths}
     except ValidationError:  # what is left leans on what was cut
         problems.stop()
         raise
@@ -129,7 +148,7 @@ def _refuse_retired(config: dict[str, Any], problems: Problems) -> None:
 
 
 def _own(value: Any, path: tuple[str | int, ...], problems: Problems) -> Any:
-    """A copy of a config in which no two places share a list or block, as they do behind YAML's aliases: one may be
+    """A copy of a config in which no two keys share a list or block, as they do behind YAML's aliases: one may be
     cut.
 
     Numbers beyond 64 bits, which no stage can compute with, become 1 and are added to `problems`.
@@ -170,10 +189,13 @@ def _cut(config: Any, path: Sequence[str | int]) -> None:
 def _fields(path: Sequence[str | int]) -> Iterable[str]:
     """Names of the keys that the block at `path` may have."""
     model: Any = Study
+    is_name = False  # of a row: a step into a mapping
     for step in path:
-        if isinstance(step, int):
+        if is_name or isinstance(step, int):
+            is_name = False
             continue
         kind = model.model_fields[str(step)].annotation
-        model = next(iter(get_args(kind)), kind)  # the items of a list
+        is_name = get_origin(kind) is dict
+        model = get_args(kind)[-1] if is_name else next(iter(get_args(kind)), kind)  # the items of a list
     assert issubclass(model, BaseModel)
     return (name for name in model.model_fields if name != "rows")

@@ -54,8 +54,16 @@ class Paths:
             engine_options=self._config.engine_options,
         )
 
+    def answers(self, pair: str, task: str, root: Path) -> Path:
+        """The file with the answers of a pair's target to the turns of a task, or of one of its variants."""
+        return root / "answers" / pair / f"{self._config.rows.tasks[task].task}.jsonl"
+
+    def context_text(self, root: Path) -> Path:
+        """The corpus file with the text that `contexts` put in front of requests."""
+        return root / "corpus" / "heldout.jsonl"
+
     def prompt_file(self, task: str, root: Path) -> Path:
         """The file with a task's prompts."""
         row = self._config.rows.tasks[task]
         folder = {"corpus": "prompts", "url": "data", "hub": "data"}.get(row.kind)
-        return root / folder / f"{task}.jsonl" if folder else Path(row.source).expanduser()
+        return root / folder / f"{row.task}.jsonl" if folder else Path(row.source).expanduser()

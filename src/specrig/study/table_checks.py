@@ -22,6 +22,7 @@ from specrig.study.study import Study
 from specrig.tasks import PromptError
 from specrig.tasks.lengths import check_lengths
 from specrig.tasks.scorers import registry as scorers
+from specrig.tasks.variants import variant_of
 from specrig.training.stages import STAGES
 
 HEADS = [name for name in STAGES if name not in ("target", "draft")]
@@ -107,6 +108,11 @@ def check_pairs(study: Study, problems: Problems, *, from_table: bool = True) ->
             if row.trained_in(column) is None and local and not (folder / "config.json").is_file():
                 reason = f"{model} holds no config.json" if folder.is_dir() else f"no model folder {model}"
                 report(name, column, reason, f"give a folder in Hugging Face format, a hub id (owner/name){trained}")
+        for head in sorted(row.head_folders.keys() & set(study.grid.parts(name))):
+            source = row.head_folders[head]
+            if row.trained_in(head) is None and looks_like_path(source) and not Path(source).expanduser().is_dir():
+                fix = f"give a folder, seen from where the command runs, or a hub id (owner/name){trained}"
+                report(name, "heads", f"{head}: no folder {source}", fix)
 
 
 def _folders_fault(study: Study, name: str) -> str | None:
@@ -174,6 +180,7 @@ def check_tasks(study: Study, problems: Problems) -> None:
     Local files are read here; prompts from the network are checked by the job that fetches them.
     """
     _check_chat(study, problems)
+    _check_contexts(study, problems)
     for name in study.tasks:
         row, file, where = study.rows.tasks[name], study.tables.tasks, f"row {name!r}"
         for scorer in row.scorer.split():
@@ -193,13 +200,14 @@ def check_tasks(study: Study, problems: Problems) -> None:
 
 def _check_corpus_task(study: Study, name: str, problems: Problems) -> None:
     available, needed = study.training.corpus.prompts, study.grid.prompts_read(name)
-    if name not in PROMPT_FILES:
+    if variant_of(name).task not in PROMPT_FILES:
         fix = nearest(name, PROMPT_FILES, what="it has")
         problems.row(study.tables.tasks, None, f"row {name!r}", "the corpus has no such task", fix)
     elif needed > available:
-        key = "prompts" if needed == study.prompts else "batch_sizes"
+        sent = study.traffic is not None and needed == study.traffic.prompts
+        key = ["traffic", "prompts"] if sent else ["prompts"] if needed == study.prompts else ["batch_sizes"]
         reason = f"{needed} prompts, the corpus holds back {available} a task"
-        problems.key([key], reason, "lower it, or raise training.corpus.prompts")
+        problems.key(key, reason, "lower it, or raise training.corpus.prompts")
 
 
 def _check_own_prompts(study: Study, name: str, row: Task, problems: Problems) -> None:
@@ -212,6 +220,25 @@ def _check_own_prompts(study: Study, name: str, row: Task, problems: Problems) -
     except (PromptError, ModelError) as error:
         fix = row.notes or "correct the row or the file"
         problems.row(study.tables.tasks, None, f"row {name!r}", str(error), fix)
+
+
+def _check_contexts(study: Study, problems: Problems) -> None:
+    """Add a problem for each context beyond what a target at hand can hold; of others the job says it."""
+    for pair, row in study.rows.pairs.items():
+        if row.trained_in("target") is not None:
+            limit = study.training.target.context if row.base is None else None
+        else:
+            config = gguf.config(row.target) if gguf.is_gguf(row.target) else facts.config_at_hand(row.target)
+            limit = (config or {}).get("max_position_embeddings")
+        for index, context in enumerate(study.contexts):
+            if limit is not None and context > limit:
+                reason = f"{context} tokens, the target of pair {pair!r} holds {limit}"
+                problems.key(["contexts", index], reason, "leave it out, or take a target with a longer context")
+
+
+def _place(study: Study, task: str) -> int:
+    """The index, in the config's `tasks`, of a task or of that of which it is a variant."""
+    return list(dict.fromkeys(variant_of(each).task for each in study.tasks)).index(variant_of(task).task)
 
 
 def _check_chat(study: Study, problems: Problems) -> None:
@@ -232,12 +259,12 @@ def _check_chat(study: Study, problems: Problems) -> None:
             continue  # reported as a problem of the pair
         if bare:
             of_training = name.startswith("training.")
-            key: list[str | int] = [*name.split(".")] if of_training else ["tasks", study.tasks.index(name)]
+            key: list[str | int] = [*name.split(".")] if of_training else ["tasks", _place(study, name)]
             reason = f"{name} needs a chat template and the target of pair {pair!r} has none"
             fix = "take an instruction-tuned target, or a task without `chat` (`pairs:` and `tasks:` restrict an entry)"
             if name == "training.prompts":
                 fix = (
-                    "such a model writes no requests: leave training.prompts out for the study's corpus, or name a file "
-                    "of prompts"
+                    "such a model writes no requests: leave training.prompts out for the study's corpus, or name a "
+                    "file of prompts"
                 )
             problems.key(key, reason, fix)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,15 +12,44 @@ from specrig.tasks.prompts import Prompt
 from specrig.tasks.sources import PromptError
 
 
-def apply_chat_template(prompts: Sequence[Prompt], task: str, pair: PairFiles) -> list[Prompt]:
+def renderer(task: str, pair: PairFiles, *, chat: bool) -> Callable[[Prompt], str]:
+    """What turns a single request into the text that is encoded. Raises PromptError like `apply_chat_template`."""
+    if not chat:
+        return lambda prompt: prompt.text
+    tokenizer = require_chat_template(task, pair)
+    return lambda prompt: render_chat(tokenizer, _messages(prompt, {}))
+
+
+Answers = Mapping[str, Sequence[str]]
+"""Id of a prompt -> the answers to its first turns."""
+
+
+def apply_chat_template(
+    prompts: Sequence[Prompt], task: str, pair: PairFiles, answers: Answers | None = None
+) -> list[Prompt]:
     """Return the prompts as a user's turn in the template of the target's tokenizer, up to where the answer begins.
 
-    Raises PromptError if the tokenizer has no chat template.
+    answers: of conversations; the turns that they answer, and the one that follows, become the text. Raises PromptError
+    if the tokenizer has no chat template.
     """
     tokenizer = require_chat_template(task, pair)
+    return [replace(prompt, text=render_chat(tokenizer, _messages(prompt, answers or {}))) for prompt in prompts]
+
+
+def join_turns(prompts: Sequence[Prompt], answers: Answers) -> list[Prompt]:
+    """The same without a template: turns and answers as paragraphs."""
     return [
-        replace(prompt, text=render_chat(tokenizer, [{"role": "user", "content": prompt.text}])) for prompt in prompts
+        replace(prompt, text="\n\n".join(message["content"] for message in _messages(prompt, answers)))
+        for prompt in prompts
     ]
+
+
+def _messages(prompt: Prompt, answers: Answers) -> list[dict[str, str]]:
+    turns, found = prompt.turns or (prompt.text,), []
+    answered = answers.get(prompt.id, ())
+    for turn, answer in zip(turns, answered, strict=False):
+        found += [{"role": "user", "content": turn}, {"role": "assistant", "content": answer}]
+    return [*found, {"role": "user", "content": turns[len(answered)]}]
 
 
 def require_chat_template(task: str, pair: PairFiles) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from specrig.models import gate, hub
 from specrig.models.pair import ModelError, PairFiles
@@ -10,21 +10,25 @@ from specrig.tasks.prompts import Prompt
 from specrig.tasks.sources import PromptError
 
 
+def counter(pair: PairFiles) -> Callable[[Sequence[str]], list[int]]:
+    """What counts the tokens of texts, a byte each for random weights. Raises ModelError without a tokenizer.json."""
+    if pair.simulated_acceptance is not None:
+        return lambda texts: [len(text.encode()) for text in texts]
+    tokenizer = hub.read_tokenizer(hub.fetch(pair.target, "tokenizer.json", pair.target_revision))
+    return lambda texts: [len(entry.ids) for entry in tokenizer.encode_batch(list(texts))]
+
+
 def check_lengths(prompts: Sequence[Prompt], task: str, pair: PairFiles, new_tokens: int) -> None:
     """Raise PromptError for a prompt that leaves no room for `new_tokens` in the target's context."""
     context = gate.context(pair)
     if context is None:
         return
-    if pair.simulated_acceptance is not None:
-        lengths = [len(prompt.text.encode()) for prompt in prompts]
-    else:
+    if pair.simulated_acceptance is None:
         try:
-            file = hub.fetch(pair.target, "tokenizer.json", pair.target_revision)
+            hub.fetch(pair.target, "tokenizer.json", pair.target_revision)
         except ModelError:
             return  # a tokenizer in another format: the loop checks what it encodes
-        lengths = [
-            len(entry.ids) for entry in hub.read_tokenizer(file).encode_batch([prompt.text for prompt in prompts])
-        ]
+    lengths = counter(pair)([prompt.text for prompt in prompts])
     for prompt, length in zip(prompts, lengths, strict=True):
         if length + new_tokens > context:
             raise PromptError(

@@ -16,11 +16,15 @@ _MISSING = object()
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt with its id; `reference` is empty if the data have none."""
+    """One prompt with its id; `reference` is empty if the data have none.
+
+    turns: of a conversation, what the user says in each turn, the first of which is `text`; else empty.
+    """
 
     id: str
     text: str
     reference: str = ""
+    turns: tuple[str, ...] = ()
 
 
 def read_prompts(
@@ -45,6 +49,7 @@ def map_prompts(
     where: Mapping[str, Any] | None = None,
     prompt_template: str = "",
     reference_template: str = "",
+    turns: int = 1,
     limit: int | None = None,
 ) -> list[Prompt]:
     """Turn rows into prompts, in their order, until there are `limit` of them.
@@ -53,7 +58,9 @@ def map_prompts(
     question. A name that itself holds dots is found too. `where` keeps only the rows whose fields have one of the given
     values, e.g. `{"category": "writing|roleplay"}`. A template replaces its field: in it `{field}` stands for the value
     at a path (the items of a list on separate lines) and `{field:.900}` for its first 900 characters. If `id_field` is
-    None, a row's number is its id. If a row has no reference, the reference is empty.
+    None, a row's number is its id. If a row has no reference, the reference is empty. If `turns` is above 1,
+    `prompt_field` is a list with what the user says in each turn. Later turns than `turns` are left out, and so are rows
+    with fewer.
 
     Raises PromptError for a missing or empty prompt, a missing field of a template, a duplicate id, and if there is no
     prompt.
@@ -71,11 +78,15 @@ def map_prompts(
                 seen_values[field].add(str(value))
         if any(_differs(found[field], value) for field, value in where.items()):
             continue
-        text = (
-            _fill(prompt_template, row, place, "prompt_template")
-            if prompt_template
-            else _prompt(row, prompt_field, place)
-        )
+        said: tuple[str, ...] = ()
+        if turns > 1:
+            said = _turns(row, prompt_field, place)[:turns]
+            if len(said) < turns:
+                continue
+            text = said[0]
+        else:
+            filled = _fill(prompt_template, row, place, "prompt_template") if prompt_template else None
+            text = _prompt(row, prompt_field, place) if filled is None else filled
         key = str(number)
         if id_field is not None:
             value = _get(row, id_field)
@@ -91,14 +102,16 @@ def map_prompts(
             reference: Any = _fill(reference_template, row, place, "reference_template")
         else:
             reference = _MISSING if reference_field is None else _get(row, reference_field)
-        for what, value in (("prompt", text), ("reference", reference)):
+        for what, value in (("prompt", text), *(("turn", each) for each in said[1:]), ("reference", reference)):
             if isinstance(value, str) and (at := lone_surrogate(value)) is not None:
                 raise PromptError(f"{place}: the {what} has half a character (a lone surrogate) at {at}; remove it")
-        prompts.append(Prompt(key, text, "" if reference is _MISSING or reference is None else _text(reference)))
+        prompts.append(Prompt(key, text, "" if reference is _MISSING or reference is None else _text(reference), said))
         if len(prompts) == limit:
             break
     if not count:
         raise PromptError(f"{source}: the file holds no prompts; write one JSON object a line")
+    if not prompts and turns > 1 and not where:
+        raise PromptError(f"{source}: none of its {count} rows has {turns} turns in {prompt_field!r}; lower `turns`")
     if not prompts:
         seen = "; ".join(
             f"{field!r} is {', '.join(sorted(values)[:12]) or 'nowhere set'}" for field, values in seen_values.items()
@@ -128,6 +141,14 @@ def _prompt(row: dict[str, Any], field: str, place: str) -> str:
     if not text.strip():
         raise PromptError(f"{place}: field {field!r} is empty; give the prompt a text or delete the line")
     return text
+
+
+def _turns(row: dict[str, Any], field: str, place: str) -> tuple[str, ...]:
+    found = _get(row, field)
+    if not isinstance(found, list):
+        what = "is not there" if found is _MISSING else f"is not a list of turns but {_kind(found)}"
+        raise PromptError(f"{place}: field {field!r} {what}; {_offer(row, 'prompt_field')}")
+    return tuple(_prompt(row, f"{field}.{number}", place) for number in range(len(found)))
 
 
 def _fill(template: str, row: dict[str, Any], place: str, setting: str) -> str:

@@ -192,9 +192,8 @@ def _log_content(client: MlflowClient, run: str, content: RunContent) -> None:
     own = _own_folder(client, run)
     for path in content.artifacts:
         name = path.parent.name
-        folder = (
-            name if name in ("tables", "figures") or replicate_of(name) else None
-        )  # a replicate's records have the first one's names
+        # A replicate's records have the first one's names.
+        folder = name if name in ("tables", "figures") or replicate_of(name) else None
         if own:
             (own / (folder or "")).mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, own / (folder or "") / path.name)

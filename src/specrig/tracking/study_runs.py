@@ -22,6 +22,7 @@ from specrig.results import grid
 from specrig.results.labels import method_name, task_name
 from specrig.results.study_data import MeasuredJob, StudyData, file_sha256, training_curves
 from specrig.results.summary import CROSS_FITTED, LEVELS, MEAN, acceptance_summary, audit_failures, speedup_summary
+from specrig.tasks.variants import SIGN, variant_of
 from specrig.tracking.run_content import (
     NOTE,
     PromptDataset,
@@ -134,9 +135,9 @@ def _method_run(
     metrics = {
         **{f"speedup{end}": row[f"{MEAN}{end}"] for end in ("", "_low", "_high")},
         "speedup_k_chosen_on_other_prompts": row[CROSS_FITTED],
-        **{f"speedup/{task}": row[task] for task in study.tasks},
+        **{f"speedup/{_metric(task)}": row[task] for task in study.tasks},
         **{name: acceptance.get(f"mean_{name}") for name in ("acceptance_length", "acceptance_rate", "alpha")},
-        **{f"acceptance_length/{task}": acceptance.get(f"{task}_acceptance_length") for task in study.tasks},
+        **{f"acceptance_length/{_metric(task)}": acceptance.get(f"{task}_acceptance_length") for task in study.tasks},
     }
     environment = study.folder / "records" / "/".join(job.key) / "environment.json"
     return RunContent(
@@ -164,6 +165,11 @@ def _method_run(
     )
 
 
+def _metric(task: str) -> str:
+    """A task's name as a part of a metric's; MLflow takes no `@` there."""
+    return task.replace(SIGN, ".")
+
+
 def _sweeps(cells: list[dict[str, Any]]) -> dict[str, list[tuple[int, float]]]:
     """Metric -> its values at each k; none for a method that ran at one k."""
     if len({cell["k"] for cell in cells}) < 2:
@@ -171,7 +177,7 @@ def _sweeps(cells: list[dict[str, Any]]) -> dict[str, list[tuple[int, float]]]:
     found: dict[str, list[tuple[int, float]]] = {}
     for cell in sorted(cells, key=lambda cell: cell["k"]):
         for name in SWEPT:
-            found.setdefault(f"by_k/{name}/{cell['task']}", []).append((cell["k"], float(cell[name])))
+            found.setdefault(f"by_k/{name}/{_metric(cell['task'])}", []).append((cell["k"], float(cell[name])))
     return found
 
 
@@ -181,8 +187,8 @@ def _method_note(row: dict[str, Any]) -> str:
     disturbed = f" Disturbed: {row['disturbed'].replace(' ', ', ')}." if row["disturbed"] else ""
     best = f" at k = {row['k']}, its best" if row["k"] else ""
     return (
-        f"Speedup **{_with_interval(row, MEAN, disturbed=bool(row['disturbed']))}** over plain decoding, geometric mean over {row['tasks']} tasks{best}."
-        f"{disturbed} Its cells are the runs below."
+        f"Speedup **{_with_interval(row, MEAN, disturbed=bool(row['disturbed']))}** over plain decoding, geometric "
+        f"mean over {row['tasks']} tasks{best}.{disturbed} Its cells are the runs below."
     )
 
 
@@ -216,8 +222,8 @@ def _cell_run(
     sha = file_sha256(paths[0]) if len(paths) == 1 else digest([file_sha256(path) for path in paths])
     marked = row["disturbed"] not in ("", NOT_RECORDED)
     note = (
-        f"Speedup **{_with_interval(row, 'speedup', disturbed=marked)}** over plain decoding; {grid.number(row['acceptance_length'])} "
-        f"tokens a target pass; {row['prompts']} prompts."
+        f"Speedup **{_with_interval(row, 'speedup', disturbed=marked)}** over plain decoding; "
+        f"{grid.number(row['acceptance_length'])} tokens a target pass; {row['prompts']} prompts."
     )
     return RunContent(
         key=cell.name,
@@ -261,13 +267,15 @@ def _cell_run(
 def _dataset(study: StudyData, task: str, records: list[Record]) -> PromptDataset:
     row = {name: value for name, value in study.config.get("rows", {}).get("tasks", {}).get(task, {}).items() if value}
     ids = sorted({record.prompt_id for record in records})
-    file = study.folder / "prompts" / f"{task}.jsonl"
+    file = study.folder / "prompts" / f"{variant_of(task).task}.jsonl"
     chosen = digest([row, ids, file_sha256(file) if file.is_file() else ""])
     return PromptDataset(task, chosen, json.dumps(row or {"task": task}), len(ids))
 
 
 def _with_interval(row: dict[str, Any], column: str, *, disturbed: bool) -> str:
-    return f"{grid.number(row[column], disturbed=disturbed)} {grid.interval(row[f'{column}_low'], row[f'{column}_high'])}".strip()
+    return (
+        f"{grid.number(row[column], disturbed=disturbed)} {grid.interval(row[f'{column}_low'], row[f'{column}_high'])}"
+    ).strip()
 
 
 def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:

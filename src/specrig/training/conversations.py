@@ -119,15 +119,15 @@ class Conversations:
     ) -> Script[list[Written]]:
         """The answer to a request, and perhaps further turns; a list of one text or none."""
         found: Written | None = None
-        asked: str | None = request
-        while asked is not None:
-            messages = [*messages, {"role": "user", "content": asked}]
+        question: str | None = request
+        while question is not None:
+            messages = [*messages, {"role": "user", "content": question}]
             answered = yield from self._answer(kind, messages, temperature, self.width, found)
             found = answered or found
             if answered is None or answered.tokens[-1] not in self.eos or chance.random() >= self.settings.turns:
                 break
             messages.append({"role": "assistant", "content": self._said(answered)})
-            asked = yield from self._request(messages, "")
+            question = yield from self._request(messages, "")
         return [found] if found else []
 
     def _request(

@@ -128,6 +128,6 @@ def _mixed(recipe: Recipe, corpus_dir: Path, target: Path, own: Texts, teacher: 
         for _ in range(switch * settings.accumulate):
             tokens = next(packed)
             yield Texts(tokens, torch.ones_like(tokens, dtype=torch.bool)), None
-    hidden = StoredStates(run.folder, target, teacher, own.tokens)  # once: its sequences come up several times
+    hidden = StoredStates(run.folder, target, teacher, own)  # once: its sequences come up several times
     for rows in row_batches(len(own.tokens), together, recipe.seed + 2):
         yield Texts(own.tokens[rows], own.written[rows]), hidden[rows][:, :-1]

@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from specrig import heads
 from specrig.heads import acceptance
@@ -112,23 +112,24 @@ def learn(
     settings, seed, text, where = learner.settings, lesson.recipe.seed, lesson.text, learner.model.where
     texts = with_corpus(text.train, settings.corpus_sequences, lesson.corpus_dir, lesson.target, seed + 3)
 
-    def stored(folder: Path, model: Teacher, tokens: Tensor, aux_layers: tuple[int, ...] = ()) -> StoredStates:
-        return StoredStates(run.folder, folder, model, tokens, aux_layers)
+    def stored(folder: Path, model: Teacher, read: Texts, aux_layers: tuple[int, ...] = ()) -> StoredStates:
+        return StoredStates(run.folder, folder, model, read, aux_layers)
 
     # Once: a step then costs the head alone.
     reads = learner.teacher if learner.reads_teacher else learner.model
     folder = lesson.target if learner.reads_teacher else lesson.of
-    states = stored(folder, reads, texts.tokens, learner.aux_layers)
+    states = stored(folder, reads, texts, learner.aux_layers)
     alike, D = learner.teacher is reads, learner.teacher.hidden
-    taught = states if alike else stored(lesson.target, learner.teacher, texts.tokens)
+    taught = states if alike else stored(lesson.target, learner.teacher, texts)
     frozen = len(parts) == 1
     heldout_states: States = LiveStates(reads, text.heldout.tokens, learner.aux_layers)
     if frozen:
-        heldout_states = stored(folder, reads, text.heldout.tokens, learner.aux_layers)
+        heldout_states = stored(folder, reads, text.heldout, learner.aux_layers)
+        learner.prepare(texts, states)
 
     def evaluate(step: int) -> None:
         found = acceptance.report(*learner.measured(text.heldout, heldout_states))
-        run.curve.write(step, **found)
+        run.curve.write(step, texts=step * settings.batch, **found)
         run.curve.log(acceptance.summary(found))
 
     run.begin(parts, [learner.generator])

@@ -104,7 +104,7 @@ class Llama(nn.Module):
         self.layers = nn.ModuleList(grown)
 
     def compile_layers(self, enabled: bool) -> None:
-        """Let torch.compile fuse each layer's operations, where wanted; layers of one shape share one compilation."""
+        """Let torch.compile fuse each layer's operations, where enabled; layers of one shape share one compilation."""
         for layer in self.layers if enabled else ():
             layer.compile()
 

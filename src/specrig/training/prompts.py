@@ -1,4 +1,4 @@
-"""What the target is asked, so that it writes the text from which its draft and heads learn. No torch here.
+"""The requests that the target answers, so that it writes the text from which its draft and heads learn. No torch here.
 
 Requests come from the study's corpus, from files, from data sets on the hub, or from the target itself
 (`training.prompts`). None of them is a prompt of the study's evaluation.
@@ -64,7 +64,7 @@ def training_prompts(recipe: Recipe, corpus_dir: Path, target: Path, without: Co
     `text.sequences` or fewer.
 
     Of each task of the corpus equally many. A prompt takes at most half of a sequence.
-    without: prompts that must not be among them, as `normalized` writes them; how many were is said on standard error.
+    without: prompts that must not be among them, as `normalized` writes them; their number is printed on standard error.
     Raises PromptError for a file that cannot be used, and where `chat` is true and the tokenizer has no chat template.
     """
     groups, left_out = kept(request_groups(recipe, corpus_dir, heldout=False), without)

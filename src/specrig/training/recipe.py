@@ -1,4 +1,4 @@
-"""The recipe: the `training:` block of a study's config. Its defaults train the quick embedded pair. No torch here.
+"""The recipe: the `training:` block of a study's config. Its defaults train the embedded pair. No torch here.
 
 Budgets are counted in optimiser steps, never in seconds, so a recipe gives the same models again on the same machine.
 """

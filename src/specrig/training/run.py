@@ -173,8 +173,8 @@ def within_memory(label: str) -> Iterator[None]:
         yield
     except torch.OutOfMemoryError as error:
         raise TrainingError(
-            f"{label}: the GPU's memory is full ({str(error).splitlines()[0]}); lower its batch (or raise accumulate), text.batch, "
-            "text.sequences or corpus_sequences in the study's training block"
+            f"{label}: the GPU's memory is full ({str(error).splitlines()[0]}); lower its batch (or raise accumulate), "
+            "text.batch, text.sequences or corpus_sequences in the study's training block"
         ) from error
 
 

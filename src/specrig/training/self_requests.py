@@ -1,6 +1,6 @@
 """Requests that a chat target writes itself (Magpie, arXiv:2406.08464), and what is no request. No torch here.
 
-The target's chat template is cut where a user's text begins; what the target writes there is what users ask it.
+The target's chat template is cut where a user's text begins; what the target writes there is what users send it.
 """
 
 from __future__ import annotations

@@ -19,12 +19,15 @@ from torch import Tensor
 
 from specrig import heads
 from specrig.heads.base import NeuralHead
-from specrig.heads.teacher import Teacher, load_teacher, moved, rows_at_once, weights_of
+from specrig.heads.learner import Texts
+from specrig.heads.teacher import Teacher, load_teacher, moved, weights_of
 from specrig.training.recipe import Recipe
 from specrig.training.run import STATES
 from specrig.training.target_text import read_text, with_corpus
 from specrig.training.trainer import training_device
 
+TOKENS = {"cpu": 1024, "cuda": 1 << 15}
+"""Tokens that go through the model together: few on a CPU, so that their states stay in its cache."""
 SHARD = 1 << 28
 """Bytes of a shard at most, but for one of a single text."""
 TEXTS = 16
@@ -53,12 +56,12 @@ def prepare(
     read = [with_corpus(text.train, count, corpus_dir, target, recipe.seed + 3) for count in sorted(counts)]
     if 2 * read[-1].tokens.numel() * teacher.hidden * (len(aux_layers) + 1) <= KEPT:
         for texts in (*read, text.heldout):
-            StoredStates(models / "states", target, teacher, texts.tokens, aux_layers)
+            StoredStates(models / "states", target, teacher, texts, aux_layers)
 
 
 @dataclass(frozen=True, slots=True)
 class LiveStates:
-    """States of texts `[N, T]` of a model that learns: computed when they are asked for."""
+    """States of texts `[N, T]` of a model that learns: computed when they are read."""
 
     model: Teacher
     texts: Tensor
@@ -70,45 +73,54 @@ class LiveStates:
 
 
 class StoredStates:
-    """States `[N, T, (F + 1) D]` bfloat16 of N texts, on disk (`Teacher.states`).
+    """States `[N, T, (F + 1) D]` bfloat16 of N texts, on disk (`Teacher.states`); zeros behind the end of a text.
 
-    Those after each layer lie in files of their own, so that trainings which read the same texts share what they have in common.
+    Those after each layer lie in files of their own, so that trainings which read the same texts share what they have
+    in common.
     """
 
     def __init__(
-        self, run: Path, model: Path, teacher: Teacher, texts: Tensor, aux_layers: tuple[int, ...] = ()
+        self, run: Path, model: Path, teacher: Teacher, texts: Texts, aux_layers: tuple[int, ...] = ()
     ) -> None:
-        """Compute those of `texts` `[N, T]` that are not there yet.
+        """Compute those of `texts` that are not there yet.
 
         run: the folder of a training, below that of the pair; model: the folder that the teacher was loaded from.
         """
         self.where, self.products = teacher.where, teacher.products
-        N, T = texts.shape
+        N, T = texts.tokens.shape
         size = 2 * T * teacher.hidden  # bytes of a text's states after one layer
         self.rows = max(1, min(TEXTS, SHARD // size))
         folder = (run.parent if N * size * (len(aux_layers) + 1) <= KEPT else run) / STATES
         folder.mkdir(exist_ok=True)
-        shards = texts.split(self.rows)
-        self.files = [[_file(folder, model, layer, part) for part in shards] for layer in (*aux_layers, None)]
-        with FileLock(folder / ".lock"):  # another training of the pair may be making the same
-            key = _digest(model)
-            for part, files in zip(shards, zip(*self.files, strict=True), strict=True):
+        shards = texts.tokens.split(self.rows)
+        lengths = texts.lengths().split(self.rows)
+        self.files = [
+            [_file(folder, model, layer, *part) for part in zip(shards, lengths, strict=True)]
+            for layer in (*aux_layers, None)
+        ]
+        key = _digest(model)
+        for part, length, files in zip(shards, lengths, zip(*self.files, strict=True), strict=True):
+            with FileLock(folder / ".lock"):  # another training of the pair may be making the same
                 lacking = {
                     layer: file for layer, file in zip((*aux_layers, None), files, strict=True) if _key(file) != key
                 }
                 if lacking:
-                    self._make(lacking, key, teacher, part)
+                    self._make(lacking, key, teacher, part, length)
 
-    def _make(self, lacking: dict[int | None, Path], key: str, teacher: Teacher, texts: Tensor) -> None:
-        """Write the shards that are lacking. A pass gives the state after the final norm, layer None,
-        in any case.
+    def _make(
+        self, lacking: dict[int | None, Path], key: str, teacher: Teacher, texts: Tensor, lengths: Tensor
+    ) -> None:
+        """Write the shards that are lacking, of `texts` `[n, T]`. A pass gives the state after the final norm, layer
+        None, in any case.
         """
         aux_layers = tuple(layer for layer in lacking if layer is not None)
-        made = {layer: torch.empty(*texts.shape, teacher.hidden, dtype=torch.bfloat16) for layer in (*aux_layers, None)}
-        for start, rows in _few(texts, rows_at_once(self.where)):
-            found = teacher.states(moved(rows, self.where), aux_layers).cpu()
+        made = {layer: torch.zeros(*texts.shape, teacher.hidden, dtype=torch.bfloat16) for layer in (*aux_layers, None)}
+        for rows in _alike(lengths, TOKENS[self.where.type]):
+            longest = int(lengths[rows].max())
+            found = teacher.states(moved(texts[rows, :longest], self.where), aux_layers).cpu()
+            found[torch.arange(longest) >= lengths[rows].unsqueeze(1)] = 0
             for whole, part in zip(made.values(), found.chunk(len(made), -1), strict=True):
-                whole[start : start + len(rows)] = part
+                whole[rows, :longest] = part.to(whole.dtype)
         for layer, file in lacking.items():
             save_file({"states": made[layer]}, file.with_suffix(".unfinished"), metadata={"key": key})
             file.with_suffix(".unfinished").replace(file)
@@ -125,15 +137,23 @@ class StoredStates:
         return moved(torch.stack(found), self.where).to(self.products)
 
 
-def _file(folder: Path, model: Path, layer: int | None, texts: Tensor) -> Path:
+def _file(folder: Path, model: Path, layer: int | None, texts: Tensor, lengths: Tensor) -> Path:
     """The shard with the states of these texts after a layer; None: after the final norm."""
-    name = hashlib.sha256(f"{model.name} {layer} ".encode() + texts.numpy().tobytes()).hexdigest()[:16]
+    read = f"{model.name} {layer} {lengths.tolist()} ".encode() + texts.numpy().tobytes()
+    name = hashlib.sha256(read).hexdigest()[:16]
     return folder / f"{name}.safetensors"
 
 
-def _few(texts: Tensor, together: int) -> Iterator[tuple[int, Tensor]]:
-    for start in range(0, len(texts), together):
-        yield start, texts[start : start + together]
+def _alike(lengths: Tensor, tokens: int) -> Iterator[Tensor]:
+    """Rows of similar length, `[n]`, in groups of so many tokens at most, but for a group of one row."""
+    group: list[int] = []
+    for row in lengths.argsort(stable=True).tolist():  # rising: the last row of a group is its longest
+        if group and (len(group) + 1) * int(lengths[row]) > tokens:
+            yield torch.tensor(group)
+            group = []
+        group.append(row)
+    if group:
+        yield torch.tensor(group)
 
 
 def _digest(model: Path) -> str:

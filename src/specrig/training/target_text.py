@@ -45,7 +45,7 @@ def write_text(
     """Let the model in the folder `target` answer prompts, and write `models`/text.safetensors from the shards in
     `models`/text.
 
-    without: prompts that it must not be asked (`prompts.kept`). Raises CorpusError for a missing corpus, PromptError
+    without: prompts that it must not answer (`prompts.kept`). Raises CorpusError for a missing corpus, PromptError
     for requests that cannot be had, TrainingError when there is no target or it cannot write.
     """
     shards = TextShards(models / SHARDS, recipe, corpus_dir, present(target, "target"), device, without)

@@ -89,7 +89,7 @@ class PackedText:
 def tokenize(rows: Sequence[dict[str, str]], tokenizer: Tokenizer, eos: int) -> list[list[int]]:
     """Token ids of every row: prompt, completion, end-of-text.
 
-    Prompt and completion are encoded apart, as they are when a model is asked: no token straddles their boundary.
+    Prompt and completion are encoded apart, as they are when a model answers: no token straddles their boundary.
     """
     prompts = tokenizer.encode_batch([row["prompt"] for row in rows])
     completions = tokenizer.encode_batch([row["completion"] for row in rows])
@@ -176,7 +176,7 @@ def train(
             model.eval()
             found, line = measure()
             model.train()
-            run.curve.write(step, **found)
+            run.curve.write(step, texts=step * settings.batch, **found)
             run.curve.log(f"after {step} steps, {time.perf_counter() - run.curve.start:.0f} s: {line}")
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from specrig.decoding.types import Context, Draft, Drafter
+from collections.abc import Mapping
+from typing import ClassVar
+
+from specrig.decoding.types import Context, Draft, Drafter, empty_draft
+from specrig.heads.base import Foreign
 
 
 class Autoregressive(Drafter):
@@ -12,9 +16,10 @@ class Autoregressive(Drafter):
     summary = "target alone, one token a step: the baseline of every ratio"
     family = "none"
     uses_k = False
+    foreign: ClassVar[Mapping[str, Foreign]] = dict.fromkeys(
+        ("llamacpp", "sglang", "transformers", "vllm"), Foreign("")
+    )
 
     def propose(self, context: Context, k: int) -> Draft:
         """The empty draft."""
-        from specrig.decoding.loop import empty_draft
-
         return empty_draft(context)

@@ -1,8 +1,8 @@
 """DFlash: a few layers on the target's states fill a block of masks in one pass. Worth it where the target is deep.
 
-2602.06036. A block holds the last token and k masks. Inside it attention goes both ways, so the masks agree on what they
-mean, but no token knows which one was drawn beside it: above temperature 0 each is sampled from a distribution of its
-own, so exact rejection sampling applies.
+2602.06036. A block holds the last token and k masks. Inside it attention goes both ways, so the masks agree on what
+they mean, but no token knows which one was drawn beside it: above temperature 0 each is sampled from a distribution of
+its own, so exact rejection sampling applies.
 """
 
 from __future__ import annotations

@@ -5,9 +5,11 @@ Leviathan et al., 2211.17192; Chen et al., 2302.01318.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
 
 from specrig.decoding.types import ChainOptions, Context, Draft, Drafter, Verdict
+from specrig.heads.base import Foreign
 
 if TYPE_CHECKING:
     import torch
@@ -23,6 +25,12 @@ class DraftModel(Drafter):
     summary = "a smaller model of the same vocabulary drafts k tokens (Leviathan 2211.17192, Chen 2302.01318)"
     family = "draft model"
     needs = ("draft",)
+    foreign: ClassVar[Mapping[str, Foreign]] = {
+        "llamacpp": Foreign("draft-simple", part="draft", options={"acceptance": "exact"}),
+        "sglang": Foreign("STANDALONE", part="draft"),
+        "transformers": Foreign("assisted generation", part="draft", options={"acceptance": "exact"}),
+        "vllm": Foreign("draft_model", part="draft", options={"acceptance": "exact"}, sampled=True),
+    }
 
     class Options(ChainOptions):
         """Those of a chain."""

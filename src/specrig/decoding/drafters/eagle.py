@@ -8,7 +8,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from specrig.decoding.types import ChainOptions, Context, Draft, Drafter, Family, MethodOptions, Resources, Verdict
+from specrig.decoding.types import (
+    ChainOptions,
+    Context,
+    Draft,
+    Drafter,
+    Family,
+    MethodOptions,
+    PaperRound,
+    Resources,
+    Verdict,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,6 +33,7 @@ class Eagle(Drafter):
     summary = "a one-layer head continues the target's features, k tokens in a chain (EAGLE, 2401.15077)"
     family: ClassVar[Family] = "heads"
     needs = ("eagle",)
+    paper = PaperRound(width=26, passes=5, layers=1, squares=2, outputs=1)
 
     class Options(ChainOptions):
         """Those of a chain."""

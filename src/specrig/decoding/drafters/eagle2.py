@@ -10,25 +10,26 @@ Example, values: a .6, b .3 below the root; aa .5, ab .05 below a; ba .2, bb .01
 Above temperature 0 a node's children are drawn from the head's distribution q without replacement. Then the shape of
 the tree must not depend on what was drawn. If a sibling were kept because it turned out likely, or dropped because its
 descendants turned out unlikely, it would no longer be a draw from q, and rejection sampling would no longer be exact.
-So a place in the tree gets its worth
-before its token is drawn: the worth of its parent, times the chance that the j-th child drawn there is the one that is
-accepted. That chance is estimated from q alone (see `DRAWN`).
+So a slot in the tree gets its worth before its token is drawn: the worth of its parent, times the chance that the j-th
+child drawn there is the one that is accepted. That chance is estimated from q alone (see `DRAWN`).
 
-Why this is exact: worth falls from parent to child and from sibling to sibling. So the chosen places are those that a
-best-first search would find one by one, and it decides on each place knowing only the tokens found before. Given those,
-the place's token is a fresh draw from q without its elder siblings, which is all that multi-candidate rejection needs.
-Expansion finds the same places, because whatever outranks a place also outranks everything below that place. Of equals,
+Why this is exact: worth falls from parent to child and from sibling to sibling. So the chosen slots are those that a
+best-first search would find one by one, and it decides on each slot knowing only the tokens found before. Given those,
+the slot's token is a fresh draw from q without its elder siblings, which is all that multi-candidate rejection needs.
+Expansion finds the same slots, because whatever outranks a slot also outranks everything below that slot. Of equals,
 elders and parents come first.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
 from specrig.decoding.drafters.eagle import Eagle
-from specrig.decoding.types import Context, Draft, MethodOptions
+from specrig.decoding.types import Context, Draft, MethodOptions, PaperRound
+from specrig.heads.base import Foreign
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,20 +46,20 @@ def rerank(values: Tensor, parents: Tensor, nodes: int) -> tuple[Tensor, Tensor]
     """Choose each row's `nodes` nodes of highest value (2406.16858, section 4.2); they stay in their old order.
 
     values: `[B, N]`, log-probabilities of paths; parents: `[B, N]`, indices of earlier nodes, -1 for the root. Returns
-    the chosen indices `[B, n]` and, as places among the chosen, their parents `[B, n]`.
+    the chosen indices `[B, n]` and, as slots among the chosen, their parents `[B, n]`.
     """
     import torch
 
     # Stable: of a parent and a child of equal value the parent, which has the lower index, comes first.
     order = torch.sort(values, dim=-1, descending=True, stable=True).indices
     chosen = torch.sort(order[:, :nodes], dim=-1).values
-    # place[b, i]: where node i stands among the chosen. A chosen node's parent is chosen too, since its value is no
+    # slot[b, i]: where node i stands among the chosen. A chosen node's parent is chosen too, since its value is no
     # lower.
-    place = torch.full_like(parents, -1).scatter_(
+    slot = torch.full_like(parents, -1).scatter_(
         1, chosen, torch.arange(chosen.shape[1], device=chosen.device).expand_as(chosen)
     )
     above = parents.gather(1, chosen)
-    return chosen, torch.where(above < 0, above, place.gather(1, above.clamp(min=0)))
+    return chosen, torch.where(above < 0, above, slot.gather(1, above.clamp(min=0)))
 
 
 def _sources(q: Tensor | None, parents: Tensor, chosen: Tensor, width: int) -> Tensor | None:
@@ -87,6 +88,14 @@ class Eagle2(Eagle):
 
     name = "eagle2"
     summary = "EAGLE's head drafts a tree by its confidence, the best nodes are verified (EAGLE-2, 2406.16858)"
+    foreign: ClassVar[Mapping[str, Foreign]] = {
+        "sglang": Foreign(
+            "EAGLE",
+            part="eagle",
+            renamed={"top_k": "--speculative-eagle-topk", "nodes": "--speculative-num-draft-tokens"},
+        ),
+    }
+    paper = PaperRound(width=61, passes=6, layers=1, squares=2, outputs=1)
 
     class Options(MethodOptions):
         """nodes: tree size m that is verified (the paper's 60 is for GPUs); top_k: nodes expanded a level, and their
@@ -113,10 +122,8 @@ class Eagle2(Eagle):
         # Which of the last level's nodes are expanded, [B, w], and the features [B, w, D] that their parents predicted.
         expanded = torch.arange(width, device=logits.device).expand(len(logits), -1)
         features = feature.unsqueeze(1).expand(-1, width, -1)
-        above, first = (
-            None,
-            0,
-        )  # each expanded node's parent among those expanded before it; index of the level's first node
+        # Each expanded node's parent among those expanded before it; index of the level's first node.
+        above, first = None, 0
         for _ in range(k - 1):
             # The head runs over the expanded nodes alone: logits [B, w, V], predicted features [B, w, D].
             logits, predicted = self.head.branch(tokens[-1].gather(1, expanded), features, above)
@@ -157,8 +164,5 @@ class Eagle2(Eagle):
         # The j-th draw: (1 - DRAWN) times the j-th highest probability, and DRAWN more for the first.
         worth = (1 - DRAWN) * q.topk(width, -1).values
         worth[..., 0] += DRAWN
-        return (
-            self.head.target_ids(slots),
-            worth.clamp_(max=1.0).log(),
-            q,
-        )  # rounding must not put a child above its parent
+        # Rounding must not put a child above its parent.
+        return self.head.target_ids(slots), worth.clamp_(max=1.0).log(), q

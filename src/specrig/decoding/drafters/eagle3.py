@@ -13,7 +13,7 @@ from pydantic import Field
 
 from specrig.decoding.drafters.eagle import Eagle
 from specrig.decoding.drafters.eagle2 import Eagle2
-from specrig.decoding.types import Context, Draft, MethodOptions, Resources, Verdict
+from specrig.decoding.types import Context, Draft, MethodOptions, PaperRound, Resources, Verdict
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,6 +27,7 @@ class Eagle3(Eagle2):
     name = "eagle3"
     summary = "a one-layer head on three of the target's layers, trained on its own output (EAGLE-3, 2503.01840)"
     needs = ("eagle3",)
+    paper = PaperRound(width=61, passes=6, layers=1, squares=3, outputs=0.25)  # a draft vocabulary of 32,000
     head: Eagle3Head
 
     class Options(MethodOptions):

@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from specrig.decoding.drafters.medusa import Medusa
-from specrig.decoding.types import Context, Draft
+from specrig.decoding.types import Context, Draft, PaperRound, empty_draft
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,6 +28,7 @@ class Hydra(Medusa):
     name = "hydra"
     summary = "Medusa heads that read the tokens drafted before, a static tree (Hydra 2402.05109)"
     needs = ("hydra",)
+    paper = PaperRound(width=64, passes=4, squares=2, outputs=1, tree=True)
 
     def load(self) -> Any:
         """The trained heads."""
@@ -41,12 +42,15 @@ class Hydra(Medusa):
 
         from specrig.runtime.device import constant
 
-        heads, plan = self.heads, self.plan(k)
+        paths = self.shape.tree(min(k, self.heads.count))
+        if not paths:
+            return empty_draft(context)
+        heads, plan = self.heads, self.plan(paths)
         inputs = self.hidden.unsqueeze(1)
 
         def children(depth: int, tokens: Tensor) -> Tensor:
-            """What each of the m nodes with children is continued from, `[B, m, (depth + 2) D]`: the state and the tokens
-            of its path.
+            """What each of the m nodes with children is continued from, `[B, m, (depth + 2) D]`: the state and the
+            tokens of its path.
             """
             nonlocal inputs
             above = inputs[:, constant(plan.levels[depth - 1].origins, inputs.device)] if depth else inputs

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from specrig.decoding.types import Context, Draft, Drafter, MethodOptions, Verdict
+from specrig.decoding.types import Context, Draft, Drafter, MethodOptions, PaperRound, Verdict
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,6 +51,7 @@ class Lookahead(Drafter):
 
     name = "lookahead"
     summary = "Jacobi window and n-gram pool, both branches in one target pass (2402.02057)"
+    paper = PaperRound(width=120, tree=True)  # 7B: (W + G)(N - 1) with W = G = 15, N = 5
 
     class Options(MethodOptions):
         """window: columns W; guesses: pool n-grams verified a round, G; from_prompt: fill the pool with the prompt's

@@ -2,8 +2,8 @@
 verified.
 
 Cai et al., 2401.10774. The heads need no pass through a model of their own, but no head knows what the head before it
-chose. So several choices of each head are offered, as a tree. Heads with a bias of the token before (`heads.markov`) know
-that one token: their tree is filled level by level, and each node has children of its own, as in Hydra's.
+chose. So several choices of each head are offered, as a tree. Heads with a bias of the token before (`heads.markov`)
+know that one token: their tree is filled level by level, and each node has children of its own, as in Hydra's.
 
 Above temperature 0 a head's choices are drawn from its distribution without replacement, once a level, and every node's
 children on that level are the first few of these draws. This is exact for three reasons: the shape of the tree is fixed
@@ -16,12 +16,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from specrig.decoding.static_tree import FALLBACK, Layout, Plan, Ranks, regular_tree, sparse_tree
-from specrig.decoding.types import Context, Draft, Drafter, MethodOptions, Resources, Verdict
+from specrig.decoding.draft_size import DraftSize
+from specrig.decoding.static_tree import (
+    FALLBACK,
+    MOST,
+    FittedTree,
+    FixedTree,
+    Layout,
+    Plan,
+    Ranks,
+    assumed_accuracy,
+    regular_tree,
+    sparse_tree,
+)
+from specrig.decoding.types import Context, Draft, Drafter, MethodOptions, PaperRound, Resources, Verdict, empty_draft
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,21 +41,28 @@ if TYPE_CHECKING:
     from specrig.decoding.types import Criterion
 
 
+WIDEST = 8
+"""Choices of a head that a fitted tree may hold, where nobody measured how good they are."""
+
+
 class TreeOptions(MethodOptions):
     """tree: branching per level of a regular tree; None: the `nodes` most promising nodes by the heads' measured
-    accuracies.
+    accuracies; nodes: auto takes as many as a pass of that width pays for here (`decoding.draft_size`).
     """
 
     tree: tuple[int, ...] | None = Field(None, min_length=1)
-    nodes: int = Field(16, ge=1, le=200)
+    nodes: Annotated[int, Field(ge=1, le=200)] | Literal["auto"] = 16
 
-    def layout(self, accuracy: Sequence[Sequence[float]], depth: int, vocabulary: int) -> Layout:
-        """The tree of at most `depth` levels."""
-        return Layout.of(self.paths(accuracy, depth), vocabulary)
+    def shape(self, accuracy: Sequence[Sequence[float]], resources: Resources) -> FixedTree | FittedTree:
+        """The trees of a batch, for heads of this accuracy."""
+        if self.tree is None and self.nodes == "auto":
+            return FittedTree(DraftSize(resources.pass_costs()), accuracy or assumed_accuracy(WIDEST, MOST))
+        return FixedTree(partial(self.paths, accuracy))
 
     def paths(self, accuracy: Sequence[Sequence[float]], depth: int) -> list[Ranks]:
         """Its nodes by their paths of ranks, level by level."""
         if self.tree is None and accuracy:
+            assert self.nodes != "auto"  # see `shape`
             return sparse_tree(accuracy, self.nodes, depth)
         return regular_tree(self.tree or FALLBACK, depth)
 
@@ -57,10 +76,11 @@ class Medusa(Drafter):
     summary = "heads on the target's hidden state draft a static tree (Medusa 2401.10774)"
     family = "heads"
     needs = ("medusa",)
+    paper = PaperRound(width=64, passes=1, squares=4, outputs=4, tree=True)
 
     class Options(TreeOptions):
-        """acceptance: `exact` and `traversal` are lossless; `typical` (by posterior_threshold and posterior_alpha) is lossy above
-        temperature 0.
+        """acceptance: `exact` and `traversal` are lossless; `typical` (by posterior_threshold and posterior_alpha) is
+        lossy above temperature 0.
 
         `k` bounds the tree's depth, which cannot exceed the number of trained heads.
         """
@@ -72,8 +92,8 @@ class Medusa(Drafter):
     def __init__(self, options: MethodOptions, resources: Resources) -> None:
         super().__init__(options, resources)
         self.heads = self.load()
-        self.layouts: dict[int, Layout] = {}
-        self.plans: dict[int, Plan] = {}
+        self.layouts: dict[tuple[Ranks, ...], Layout] = {}
+        self.plans: dict[tuple[Ranks, ...], Plan] = {}
 
     def load(self) -> Any:
         """The trained heads."""
@@ -82,7 +102,7 @@ class Medusa(Drafter):
         return medusa.load(self.resources.head("medusa"), self.resources.target)
 
     def criterion(self) -> Criterion | None:
-        """Medusa's typical acceptance, if asked for."""
+        """Medusa's typical acceptance, where the options name it."""
         from specrig.decoding.verify_tree import typical_acceptance
 
         if self.options.acceptance != "typical":
@@ -95,41 +115,44 @@ class Medusa(Drafter):
 
         self.heads.watch.clear()
         self.hidden = at_each(hidden, [len(tokens) - 2 for tokens in context.tokens])
+        self.shape = self.options.shape(self.heads.accuracy, self.resources)
 
     def propose(self, context: Context, k: int) -> Draft:
         """One pass of the heads, all levels at once; with a bias of the token before, their logits are then read level
         by level.
         """
+        paths = self.shape.tree(min(k, self.heads.count))
+        if not paths:
+            return empty_draft(context)
         # Typical acceptance asks how likely a candidate is, not where it came from: the paper offers it the most likely
         # ones.
         ranked = self.options.acceptance == "typical"
         # What is judged below one node must say nothing of another's children: each node draws its own.
         apart = self.options.acceptance == "traversal" and not context.sampler.greedy
         if self.heads.bias is not None or apart:
-            plan = self.plan(k)
+            plan = self.plan(paths)
             logits = self.heads(self.hidden, plan.depth)
             children = partial(self.heads.biased, logits)
             return plan.fill(children, context, ranked=ranked, vocabulary=self.heads.vocabulary)
-        layout = self.layouts.get(k)
-        if layout is None:
-            depth = min(k, self.heads.count)
-            layout = self.layouts[k] = self.options.layout(self.heads.accuracy, depth, self.heads.tokens)
+        if paths not in self.layouts:
+            self.layouts[paths] = Layout.of(paths, self.heads.tokens)
+        layout = self.layouts[paths]
         return layout.fill(
             self.heads(self.hidden, layout.depth), context, ranked=ranked, vocabulary=self.heads.vocabulary
         )
 
-    def plan(self, k: int) -> Plan:
-        """The tree of at most k levels, to be filled level by level."""
-        if k not in self.plans:
-            paths = self.options.paths(self.heads.accuracy, min(k, self.heads.count))
-            self.plans[k] = Plan.of(paths, self.heads.tokens)
-        return self.plans[k]
+    def plan(self, paths: tuple[Ranks, ...]) -> Plan:
+        """These nodes, to be filled level by level."""
+        if paths not in self.plans:
+            self.plans[paths] = Plan.of(paths, self.heads.tokens)
+        return self.plans[paths]
 
     def observe(self, verdict: Verdict) -> None:
         """Go on from the node that the round's last token was chosen at."""
         from specrig.runtime.device import at_each
 
         assert verdict.hidden is not None
+        self.shape.learn(verdict)
         self.hidden = at_each(verdict.hidden, [path[-1] + 1 if path else 0 for path in verdict.paths])
 
     def passes(self) -> dict[int, tuple[int, float]]:

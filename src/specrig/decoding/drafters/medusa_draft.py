@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from specrig.decoding.drafters.medusa import TreeOptions
-from specrig.decoding.static_tree import Layout, Plan
-from specrig.decoding.types import Context, Draft, Drafter, MethodOptions, Resources
+from specrig.decoding.static_tree import Layout, Plan, Ranks
+from specrig.decoding.types import Context, Draft, Drafter, MethodOptions, Resources, Verdict, empty_draft
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,18 +40,23 @@ class MedusaDraft(Drafter):
         super().__init__(options, resources)
         self.model: CachedModel = resources.model("draft")
         self.heads = medusa.load(resources.head("draft_medusa"), self.model)
-        self.trees: dict[int, Layout | Plan] = {}
+        self.trees: dict[tuple[Ranks, ...], Layout | Plan] = {}
 
     def begin(self, context: Context, hidden: Tensor, aux_hidden_states: Tensor | None = None) -> None:
         """Prefill the draft model with the prompts."""
         self.model.prefill_like(self.resources.target, context.tokens, context.done)
         self.heads.watch.clear()
+        # The draft model's own first choices come before its heads'.
+        accuracy = [self.heads.first, *self.heads.accuracy] if self.heads.first else []
+        self.shape = self.options.shape(accuracy, self.resources)
 
     def propose(self, context: Context, k: int) -> Draft:
         """One pass of the draft model over what is new, then one pass of its heads."""
         import torch
 
-        heads, tree = self.heads, self._tree(k)
+        heads, tree = self.heads, self._tree(min(k, 1 + self.heads.count))
+        if tree is None:
+            return empty_draft(context)
         first, state = self._advance(context)
         later = heads(state, tree.depth - 1) if tree.depth > 1 else None
         if isinstance(tree, Layout):
@@ -64,13 +69,17 @@ class MedusaDraft(Drafter):
 
         return tree.fill(children, context)
 
-    def _tree(self, k: int) -> Layout | Plan:
-        if k not in self.trees:
-            accuracy = [self.heads.first, *self.heads.accuracy] if self.heads.first else []
-            paths = self.options.paths(accuracy, min(k, 1 + self.heads.count))
+    def observe(self, verdict: Verdict) -> None:
+        """Learn how large a tree pays, where that decides its size."""
+        self.shape.learn(verdict)
+
+    def _tree(self, depth: int) -> Layout | Plan | None:
+        """The round's tree of at most so many levels; None where none pays."""
+        paths = self.shape.tree(depth)
+        if paths and paths not in self.trees:
             kind = Layout if self.heads.bias is None else Plan
-            self.trees[k] = kind.of(paths, self.model.vocab_size)
-        return self.trees[k]
+            self.trees[paths] = kind.of(paths, self.model.vocab_size)
+        return self.trees.get(paths)
 
     def _advance(self, context: Context) -> tuple[Tensor, Tensor]:
         """Run what is new of every unfinished row: next-token logits `[B, 1, V]`, hidden states `[B, D]` of the last

@@ -6,7 +6,11 @@ Its baseline decodes the same prompts one after another, so its speedup is what 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from specrig.decoding.drafters.autoregressive import Autoregressive
+from specrig.heads.base import Foreign
 
 
 class NaiveBatching(Autoregressive):
@@ -15,3 +19,4 @@ class NaiveBatching(Autoregressive):
     name = "naive_batching"
     summary = "target alone, several prompts in one batch: the throughput baseline"
     baseline_alone = True
+    foreign: ClassVar[Mapping[str, Foreign]] = dict.fromkeys(("llamacpp", "transformers", "vllm"), Foreign(""))

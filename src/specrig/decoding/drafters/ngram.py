@@ -7,11 +7,13 @@ from the prompt.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field, model_validator
 
-from specrig.decoding.types import ChainOptions, Context, Draft, Drafter
+from specrig.decoding.types import ChainOptions, Context, Draft, Drafter, PaperRound
+from specrig.heads.base import Foreign
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,6 +51,15 @@ class Ngram(Drafter):
 
     name = "ngram"
     summary = "n-gram / prompt lookup: what followed the last n tokens before"
+    foreign: ClassVar[Mapping[str, Foreign]] = {
+        "llamacpp": Foreign("ngram", options={"acceptance": "exact"}),
+        "sglang": Foreign("NGRAM"),
+        "transformers": Foreign("prompt lookup", options={"acceptance": "exact"}),
+        "vllm": Foreign(
+            "ngram", options={"acceptance": "exact"}, renamed={"n": "prompt_lookup_max", "min_n": "prompt_lookup_min"}
+        ),
+    }
+    paper = PaperRound(width=11)  # 10 tokens
 
     class Options(ChainOptions):
         """n: longest suffix looked up; min_n: shortest."""

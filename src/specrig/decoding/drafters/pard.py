@@ -7,9 +7,10 @@ acceptance falls faster with depth than `draft_model`'s; drafting costs one pass
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from specrig.decoding.types import ChainOptions, Context, Draft, Drafter, MethodOptions, Resources
+from specrig.decoding.draft_size import DraftSize
+from specrig.decoding.types import ChainOptions, Context, Draft, Drafter, MethodOptions, Resources, Verdict
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,7 +25,11 @@ class Pard(Drafter):
     needs = ("pard",)
 
     class Options(ChainOptions):
-        """Those of a chain."""
+        """length: of the chain that is verified. fixed: k; auto: as far as a pass of that width pays here, k at most
+        (`decoding.draft_size`).
+        """
+
+        length: Literal["fixed", "auto"] = "fixed"
 
     def __init__(self, options: MethodOptions, resources: Resources) -> None:
         from specrig.heads.pard import module as pard
@@ -37,10 +42,10 @@ class Pard(Drafter):
     def begin(self, context: Context, hidden: Tensor, aux_hidden_states: Tensor | None = None) -> None:
         """Prefill the draft model with the prompts."""
         self.model.prefill_like(self.resources.target, context.tokens, context.done)
+        self.size = DraftSize(self.resources.pass_costs()) if self.options.length == "auto" else None
 
     def propose(self, context: Context, k: int) -> Draft:
         """One pass over each row's new tokens and k - 1 masks; only the new tokens stay in the cache."""
-        from specrig.decoding.sampling import argmax
         from specrig.runtime.device import padded
 
         model = self.model
@@ -52,10 +57,14 @@ class Pard(Drafter):
         read = padded([[*row, *[self.mask] * (k - 1)] for row in new], width, model.device)
         logits, _ = model.forward(read, last=[range(start, start + k) for start in starts])
         model.keep([range(len(row)) for row in new])
-        if context.sampler.greedy:
-            return Draft(argmax(logits), vocabulary=self.vocabulary)
-        tokens, probs = context.sampler.candidates(logits, 1, [min(depth, k) for depth in context.depths])
-        return Draft(tokens[..., 0], probs=probs, vocabulary=self.vocabulary)
+        tokens, probs = context.sampler.candidates(logits, 1, context.depths)
+        draft = Draft(tokens[..., 0], probs=probs, vocabulary=self.vocabulary)
+        return draft if self.size is None else self.size.shorten(draft, logits, context.depths)
+
+    def observe(self, verdict: Verdict) -> None:
+        """Learn how far drafts are accepted, where that decides their length."""
+        if self.size is not None:
+            self.size.learn_chains(verdict)
 
     def passes(self) -> dict[int, tuple[int, float]]:
         """The draft model's bare forward passes."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field, model_validator
 
-from specrig.decoding.types import Context, Draft, Drafter, MethodOptions, Resources
+from specrig.decoding.types import Context, Draft, Drafter, MethodOptions, PaperRound, Resources
 from specrig.heads.rest import LONGEST, NODES, SHORTEST
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ class Rest(Drafter):
     name = "rest"
     summary = "a tree of what followed the last tokens in text that the target wrote before (REST 2311.08252)"
     needs = ("rest",)
+    paper = PaperRound(width=64, tree=True)
 
     class Options(MethodOptions):
         """longest, shortest: tokens of the suffix that is looked up; nodes: size of the tree (the paper's 64 is for

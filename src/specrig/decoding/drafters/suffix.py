@@ -7,8 +7,7 @@ tokens for each matched one. Of the drafts for all match lengths the one with th
 the expected number of accepted tokens, is verified.
 
 Example: `a b c a b d a b`. The suffix `a b` occurred twice, followed once by c and once by d: each has probability 1/2;
-with factor
-1 two tokens may be drafted: d (the later one), then what followed it, a.
+with factor 1 two tokens may be drafted: d (the later one), then what followed it, a.
 
 The paper also keeps a tree of earlier requests. A draft would then depend on what the process served before, and a
 prompt would decode differently in a batch, or in a run that was resumed, than it does alone. So here each sequence has
@@ -17,20 +16,37 @@ only its own tree.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from specrig.decoding.types import Context, Draft, Drafter, MethodOptions
+from specrig.decoding.draft_size import DraftSize
+from specrig.decoding.types import Context, Draft, Drafter, MethodOptions, Verdict
+from specrig.heads.base import Foreign
 from specrig.heads.likeliest import Child, likeliest
 
 if TYPE_CHECKING:
+    from typing import Self
+
     from torch import Tensor
 
 
 MOST = 64
 """The most nodes that a draft may hold, so that a tree fits the target's cache whatever the options are."""
+
+
+class Found(NamedTuple):
+    """A draft for a row: its tokens, each with its probability and its parent (-1: the last token of the text)."""
+
+    probabilities: list[float]
+    tokens: list[int]
+    parents: list[int]
+
+    @property
+    def score(self) -> float:
+        """How many of its tokens it expects to be accepted."""
+        return sum(self.probabilities)
 
 
 class Node:
@@ -95,7 +111,7 @@ class SuffixTree:
 
     def draft(
         self, start: Node, nodes: int, depth: int, least: float, *, branch: bool
-    ) -> tuple[float, list[int], list[int]]:
+    ) -> tuple[list[float], list[int], list[int]]:
         """The most probable continuations of `start`, see `likeliest`; among equals the later one. least: the lowest
         probability.
 
@@ -112,11 +128,9 @@ class SuffixTree:
 
         return likeliest(start, children, nodes, depth, least)
 
-    def best(self, factor: float, depth: int, least: float, *, branch: bool) -> tuple[float, list[int], list[int]]:
-        """The draft with the largest sum of probabilities, over all match lengths: (that sum, tokens, parents); empty
-        without a match.
-        """
-        score, tokens, parents, count = 0.0, list[int](), list[int](), 0
+    def best(self, factor: float, depth: int, least: float, *, branch: bool) -> Found:
+        """The draft with the largest sum of probabilities, over all match lengths; empty without a match."""
+        score, best, count = 0.0, Found([], [], []), 0
         for length in range(len(self.matches), 0, -1):
             node = self.matches[length - 1]
             most = min(int(factor * length), MOST if branch else depth)
@@ -125,10 +139,10 @@ class SuffixTree:
             if node.count == count:
                 continue  # the same occurrences as the longer match, and fewer tokens allowed
             count = node.count
-            found = self.draft(node, most, depth, least, branch=branch)
-            if found[0] > score:
-                score, tokens, parents = found
-        return score, tokens, parents
+            found = Found(*self.draft(node, most, depth, least, branch=branch))
+            if found.score > score:
+                score, best = found.score, found
+        return best
 
 
 class Suffix(Drafter):
@@ -137,18 +151,40 @@ class Suffix(Drafter):
     """
 
     name = "suffix"
-    summary = "continuations by how often they followed the current suffix, longer after longer matches (SuffixDecoding 2411.04975)"
+    summary = (
+        "continuations by how often they followed the current suffix, longer after longer matches (SuffixDecoding "
+        "2411.04975)"
+    )
+    foreign: ClassVar[Mapping[str, Foreign]] = {
+        # Without a cache of earlier requests: a prompt measured twice must not find its own answer.
+        "vllm": Foreign(
+            "suffix",
+            keys={"suffix_decoding_max_cached_requests": 0},
+            options={"tree": False},
+            renamed={
+                name: f"suffix_decoding_{name}" for name in ("max_tree_depth", "max_spec_factor", "min_token_prob")
+            },
+        ),
+    }
 
     class Options(MethodOptions):
         """max_tree_depth: the longest substring that is counted, in tokens; max_spec_factor: how many tokens may be
         drafted for each matched one; min_token_prob: the lowest probability of a drafted token, given the match; tree:
-        draft a tree instead of a chain.
+        draft a tree instead of a chain; length: of a chain. fixed: by the match; auto: no further than a pass of that
+        width pays here (`decoding.draft_size`).
         """
 
         max_tree_depth: int = Field(24, ge=2, le=64)
         max_spec_factor: float = Field(1.0, gt=0, le=16)
         min_token_prob: float = Field(0.1, ge=0, le=1)
         tree: bool = False
+        length: Literal["fixed", "auto"] = "fixed"
+
+        @model_validator(mode="after")
+        def _auto_is_of_chains(self) -> Self:
+            if self.tree and self.length == "auto":
+                raise ValueError("length: auto cuts chains: leave length out with tree: true")
+            return self
 
     @property
     def branches(self) -> bool:
@@ -160,30 +196,49 @@ class Suffix(Drafter):
         self.trees = [SuffixTree(self.options.max_tree_depth) for _ in context.tokens]
         for tree, tokens in zip(self.trees, context.tokens, strict=True):
             tree.extend(tokens)
+        auto = getattr(self.options, "length", "fixed") == "auto"
+        self.size = DraftSize(self.resources.pass_costs()) if auto else None
 
     def propose(self, context: Context, k: int) -> Draft:
         """Draft from the best match of every unfinished row."""
         from specrig.runtime.device import padded
 
         found = self.matches(context)
-        lengths = [len(tokens) for _, tokens, _ in found]
+        lengths = [len(row.tokens) for row in found]
         width = max(lengths)
-        nodes = padded([tokens for _, tokens, _ in found], width, context.sampler.device)
-        parents = [row + [-1] * (width - len(row)) for _, _, row in found] if self.branches and width else None
+        nodes = padded([row.tokens for row in found], width, context.sampler.device)
+        parents = (
+            [row.parents + [-1] * (width - len(row.parents)) for row in found] if self.branches and width else None
+        )
         return Draft(nodes, parents, lengths=lengths)
 
-    def matches(self, context: Context) -> list[tuple[float, list[int], list[int]]]:
-        """Count what is new of every unfinished row; returns the `best` of each row."""
-        found: list[tuple[float, list[int], list[int]]] = []
+    def matches(self, context: Context) -> list[Found]:
+        """Count what is new of every unfinished row; returns the `best` of each row, as far as it pays."""
+        found: list[Found] = []
         for tree, tokens, depth in zip(self.trees, context.tokens, context.depths, strict=True):
             if depth:
                 tree.extend(tokens)
                 found.append(self.best(tree, depth))
             else:
-                found.append((0.0, [], []))
+                found.append(Found([], [], []))
+        if self.size is not None:
+            # A token's chance given those before it, from the products along the path.
+            shares = [
+                [whole / above for whole, above in zip(row.probabilities, [1.0, *row.probabilities], strict=False)]
+                for row in found
+            ]
+            found = [
+                Found(row.probabilities[:n], row.tokens[:n], row.parents[:n])
+                for row, n in zip(found, self.size.fit_chains(shares, context.depths), strict=True)
+            ]
         return found
 
-    def best(self, tree: SuffixTree, depth: int) -> tuple[float, list[int], list[int]]:
-        """The draft of a row of at most `depth` levels: the sum of its probabilities, tokens, parents."""
+    def observe(self, verdict: Verdict) -> None:
+        """Learn how far drafts are accepted, where that decides their length."""
+        if self.size is not None:
+            self.size.learn_chains(verdict)
+
+    def best(self, tree: SuffixTree, depth: int) -> Found:
+        """The draft of a row of at most `depth` levels."""
         options = self.options
         return tree.best(options.max_spec_factor, depth, options.min_token_prob, branch=self.branches)

@@ -1,12 +1,11 @@
 """What followed the last tokens in this sequence and in text that the target wrote before, blended into one tree.
 
 `suffix` drafts from the sequence alone, `rest` from a datastore alone, and each knows continuations that the other has
-not seen. Here both
-are asked about every node of one tree: the matches of up to `lengths` lengths in the sequence, and the longest one in
-the datastore. A source that saw a token n times behind its match, which occurred N times and is m tokens long, gives it
-the chance m / (m + 1) · n / (N + 1/2): short and rare matches are trusted less. The chance of a node is that at least
-one source is right, taken as independent, 1 - Π (1 - chance). The tree with the largest sum of chances is verified.
-Only candidates come from this, so any chances leave the output the target's own.
+not seen. Here both are queried for every node of one tree: the matches of up to `lengths` lengths in the sequence, and
+the longest one in the datastore. A source that saw a token n times behind its match, which occurred N times and is m
+tokens long, gives it the chance m / (m + 1) · n / (N + 1/2): short and rare matches are trusted less. The chance of a
+node is that at least one source is right, taken as independent, 1 - Π (1 - chance). The tree with the largest sum of
+chances is verified. Only candidates come from this, so any chances leave the output the target's own.
 
 Static and growing text side by side, one of them a round: SAM Decoding (Hu et al., 2411.10666); the paper of suffix
 decoding (2411.04975) keeps a tree of earlier outputs too. To blend both within one tree is this project's.
@@ -24,7 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import Field
 
-from specrig.decoding.drafters.suffix import MOST, Node, Suffix, SuffixTree
+from specrig.decoding.drafters.suffix import MOST, Found, Node, Suffix, SuffixTree
 from specrig.decoding.types import MethodOptions, Resources
 from specrig.heads.likeliest import Child, likeliest
 
@@ -55,7 +54,7 @@ class SuffixBlend(Suffix):
 
     class Options(MethodOptions):
         """nodes: size of the tree; min_token_prob: the lowest chance of a drafted token; lengths: how many match
-        lengths in the sequence are asked; longest: tokens of the suffix that is looked up in the datastore;
+        lengths in the sequence are queried; longest: tokens of the suffix that is looked up in the datastore;
         max_tree_depth: the longest match in the sequence.
         """
 
@@ -76,13 +75,12 @@ class SuffixBlend(Suffix):
         """It always drafts trees."""
         return True
 
-    def best(self, tree: SuffixTree, depth: int) -> tuple[float, list[int], list[int]]:
+    def best(self, tree: SuffixTree, depth: int) -> Found:
         """The blended tree of a row, see `likeliest`."""
         options = self.options
         least = options.min_token_prob
-        return likeliest(
-            self.start(tree), lambda position: followers(position, tree, self.store, least), options.nodes, depth, least
-        )
+        start = self.start(tree)
+        return Found(*likeliest(start, lambda at: followers(at, tree, self.store, least), options.nodes, depth, least))
 
     def start(self, tree: SuffixTree) -> TreePosition:
         """Where the end of the sequence stands in each source."""

@@ -2,9 +2,8 @@
 
 Luo et al., 2408.08696. An adjacency matrix holds, for every token of the vocabulary, the `top_k` tokens that the target
 found most likely behind it when it last scored it, as an accepted token or as a rejected candidate. A static tree is
-filled from it breadth
-first: the children of the last token come from its row, their children from theirs, and so on (section 3.2). Each
-verification writes the rows of all tokens that it scored anew (3.3).
+filled from it breadth first: the children of the last token come from its row, their children from theirs, and so on
+(section 3.2). Each verification writes the rows of all tokens that it scored anew (3.3).
 
 Candidates are deterministic at every temperature. The paper carries the matrix over from prompt to prompt. Here each
 sequence has its own, so that a prompt decodes the same alone, in a batch, and in a run that was resumed.
@@ -12,34 +11,34 @@ sequence has its own, so that a prompt decodes the same alone, in a batch, and i
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from specrig.decoding.static_tree import sparse_tree
-from specrig.decoding.types import Context, Draft, Drafter, MethodOptions, Verdict
+from specrig.decoding.draft_size import DraftSize
+from specrig.decoding.static_tree import FittedTree, FixedTree, Ranks, assumed_accuracy, sparse_tree
+from specrig.decoding.types import Context, Draft, Drafter, MethodOptions, PaperRound, Verdict
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+TALLEST = 128
+"""Levels of the tallest tree."""
 
-def levels(top_k: int, nodes: int, depth: int) -> list[tuple[list[int], list[int]]]:
-    """The static tree, level by level: (each node's parent within the level above, each node's rank in its parent's
-    row).
 
-    It holds the `nodes` most promising nodes under the assumption that the choice of rank r (from 0) is right with
-    chance 1 / (2r + 2). Such a tree is wide below first choices and narrow below late ones; 80 nodes reach five or six
-    levels deep, as the paper's do.
-    Example: top_k 2, 3 nodes -> ([0, 0], [0, 1]), ([0], [0]).
+def levels(paths: Sequence[Ranks]) -> list[tuple[list[int], list[int]]]:
+    """A static tree, level by level: (each node's parent within the level above, each node's rank in its parent's row).
+
+    Example: (0,) (1,) (0, 0) -> ([0, 0], [0, 1]), ([0], [0]).
     """
-    shares = [0.5 / (rank + 1) for rank in range(top_k)]
-    paths = sparse_tree([shares] * depth, nodes, depth)
     result: list[tuple[list[int], list[int]]] = []
-    above: dict[tuple[int, ...], int] = {(): 0}
+    above: dict[Ranks, int] = {(): 0}
     for level in range(1, max(map(len, paths)) + 1):
         members = [path for path in paths if len(path) == level]
         result.append(([above[path[:-1]] for path in members], [path[-1] for path in members]))
-        above = {path: place for place, path in enumerate(members)}
+        above = {path: position for position, path in enumerate(members)}
     return result
 
 
@@ -50,14 +49,15 @@ class TokenRecycling(Drafter):
 
     name = "token_recycling"
     summary = "a tree of what the target last thought likely after each token (Token Recycling 2408.08696)"
+    paper = PaperRound(width=81, tree=True)
 
     class Options(MethodOptions):
-        """top_k: how many successors of each token are kept; nodes: size of the tree (the paper's 80 is for GPUs);
-        from_prompt: start with what followed each token in the prompt.
+        """top_k: how many successors of each token are kept; nodes: size of the tree (the paper's 80 is for GPUs), or
+        auto: by what a pass of that width pays here; from_prompt: start with what followed each token in the prompt.
         """
 
         top_k: int = Field(8, ge=1, le=32)
-        nodes: int = Field(80, ge=1, le=128)
+        nodes: Annotated[int, Field(ge=1, le=128)] | Literal["auto"] = 80
         from_prompt: bool = True
 
     def begin(self, context: Context, hidden: Tensor, aux_hidden_states: Tensor | None = None) -> None:
@@ -71,8 +71,16 @@ class TokenRecycling(Drafter):
         self.device = context.sampler.device
         self.matrix = torch.zeros(context.batch_size, vocabulary, self.width, dtype=torch.int32, device=self.device)
         self.known: list[set[int]] = [set() for _ in context.tokens]
-        self.trees: dict[int, list[tuple[Tensor, Tensor]]] = {}
-        self.parents: dict[int, list[int]] = {}
+        self.trees: dict[tuple[Ranks, ...], list[tuple[Tensor, Tensor]]] = {}
+        self.parents: dict[tuple[Ranks, ...], list[int]] = {(): []}
+        accuracy = assumed_accuracy(self.width, TALLEST)
+        self.shape: FixedTree | FittedTree
+        if self.options.nodes == "auto":
+            self.shape = FittedTree(DraftSize(self.resources.pass_costs()), accuracy)
+        else:
+            # Wide below first choices and narrow below late ones; 80 nodes reach five or six levels deep, as the
+            # paper's do.
+            self.shape = FixedTree(partial(sparse_tree, accuracy, self.options.nodes))
         if self.options.from_prompt:
             for row, tokens in enumerate(context.tokens):
                 followers: dict[int, list[int]] = {}
@@ -90,9 +98,10 @@ class TokenRecycling(Drafter):
 
         from specrig.runtime.device import on_device
 
-        if k not in self.trees:
-            self._grow(k)
-        n = len(self.parents[k])
+        paths = self.shape.tree(k)
+        if paths and paths not in self.trees:
+            self._grow(paths)
+        n = len(paths)
         roots = [tokens[-1] for tokens in context.tokens]
         lengths = [
             n if depth and root in known else 0
@@ -102,7 +111,7 @@ class TokenRecycling(Drafter):
         rows = torch.arange(len(roots), device=self.device).unsqueeze(1)
         filled = [level[:, :0]]
         # Level by level [B, w]: each node is the `ranks`-th successor of its parent in the row's matrix.
-        for above, ranks in self.trees[k] if any(lengths) else []:
+        for above, ranks in self.trees[paths] if any(lengths) else []:
             level = self.matrix[rows, level[:, above], ranks].long()
             filled.append(level)
         # What this round scores: the last token, then the nodes that count; nothing of a finished row.
@@ -110,7 +119,7 @@ class TokenRecycling(Drafter):
             ([root] if depth else [], length)
             for root, length, depth in zip(roots, lengths, context.depths, strict=True)
         ]
-        parents = [self.parents[k]] * len(roots) if any(lengths) else None
+        parents = [self.parents[paths]] * len(roots) if any(lengths) else None
         return Draft(torch.cat(filled, 1), parents, lengths=lengths)
 
     def observe(self, verdict: Verdict) -> None:
@@ -120,6 +129,7 @@ class TokenRecycling(Drafter):
         from specrig.runtime.device import on_device
 
         assert verdict.logits is not None
+        self.shape.learn(verdict)
         rows: list[int] = []
         tokens: list[int] = []
         nodes: list[int] = []
@@ -129,8 +139,8 @@ class TokenRecycling(Drafter):
             if not root:
                 continue
             scored = [*root, *drafted[:length]]
-            # Token -> the place whose logits count for it, 0 being the last token's: later places win, then those of
-            # the path.
+            # Token -> the position whose logits count for it, 0 being the last token's: later positions win, then those
+            # of the path.
             last = {token: node for node, token in enumerate(scored)}
             last |= {scored[node]: node for node in (0, *(node + 1 for node in path))}
             rows += [row] * len(last)
@@ -141,13 +151,15 @@ class TokenRecycling(Drafter):
         at, place, node = on_device([rows, tokens, nodes], self.device)
         self.matrix[at, place] = verdict.logits[at, node].topk(self.width, -1).indices.int()
 
-    def _grow(self, k: int) -> None:
-        """Prepare the tree of depth k: for each level the index tensors that fill it, and the parents of all nodes."""
+    def _grow(self, paths: tuple[Ranks, ...]) -> None:
+        """Prepare a tree: for each level the index tensors that fill it, and the parents of all nodes."""
         from specrig.runtime.device import on_device
 
-        start, self.parents[k], self.trees[k] = -1, [], []
-        for above, ranks in levels(self.width, self.options.nodes, k):
-            self.trees[k].append((on_device(above, self.device), on_device(ranks, self.device)))
-            first = len(self.parents[k])
-            self.parents[k] += [start + place for place in above]
+        start, parents = -1, list[int]()
+        tree: list[tuple[Tensor, Tensor]] = []
+        for above, ranks in levels(paths):
+            tree.append((on_device(above, self.device), on_device(ranks, self.device)))
+            first = len(parents)
+            parents += [start + position for position in above]
             start = first
+        self.parents[paths], self.trees[paths] = parents, tree

@@ -7,10 +7,11 @@ server's own; text is never tokenized again.
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,6 +22,7 @@ from urllib.parse import urlsplit
 from specrig.cell import Cell
 from specrig.decoding.types import Counts, Generation
 from specrig.engines.base import EngineError, TokenizerEngine
+from specrig.engines.http import counters
 from specrig.models import hub
 from specrig.models.endpoint import Endpoint
 from specrig.models.pair import PairFiles
@@ -34,6 +36,10 @@ SILENCE_S = 300.0
 CONNECTIONS = 256
 READ_BYTES = 1 << 16
 """Most bytes of one read. A read of a stream ends with its chunk."""
+
+
+class TimedOutError(EngineError):
+    """A server that was silent, or not done, for too long."""
 
 
 @dataclass(slots=True)
@@ -54,15 +60,17 @@ class Completion:
 class Client:
     """The connection to one server. key_env: environment variable with the server's key.
 
-    Every failure is an EngineError that names the address and the fix.
+    limit_s: the longest time of a whole stream, and of a silence in it; None: only `SILENCE_S` for a silence. Every
+    failure is an EngineError that names the address and the fix.
     """
 
-    def __init__(self, url: str, *, key_env: str | None = None) -> None:
+    def __init__(self, url: str, *, key_env: str | None = None, limit_s: float | None = None) -> None:
         # Not at the top: planning a study imports every engine, and requests takes as long as pydantic.
         from requests import Session
         from requests.adapters import HTTPAdapter
 
         self.url = url.rstrip("/").removesuffix("/v1")
+        self.limit_s, self.silence_s = limit_s or math.inf, limit_s or SILENCE_S
         self.session = Session()
         adapter = HTTPAdapter(pool_maxsize=CONNECTIONS)
         self.session.mount("http://", adapter)
@@ -82,7 +90,7 @@ class Client:
         from requests import RequestException
 
         try:
-            response = self.session.get(self.url + path, timeout=timeout_s)
+            response = _twice_if_closed(lambda: self.session.get(self.url + path, timeout=timeout_s))
         except RequestException as error:
             raise self._unreachable(error) from error
         return self._checked(response, path)
@@ -112,14 +120,17 @@ class Client:
             raise EngineError(f"{self.url}: it lists no model; name it as `model:` of the server")
         return str(listed[0]["id"])
 
-    def stream(self, path: str, body: dict[str, Any]) -> Iterator[tuple[float, dict[str, Any]]]:
+    def stream(
+        self, path: str, body: dict[str, Any], *, is_last: Callable[[dict[str, Any]], bool] = lambda event: False
+    ) -> Iterator[tuple[float, dict[str, Any]]]:
         """(seconds since sending, event) of a server-sent-event stream, up to its `[DONE]`.
 
-        Raises EngineError when the server cannot be reached, refuses, reports an error, breaks off or falls silent.
+        is_last: recognises the last event of a server that sends no `[DONE]`. Raises EngineError when the server cannot
+        be reached, refuses, reports an error or breaks off, TimedOutError when it takes too long.
         """
         from requests import RequestException
 
-        events = 0
+        events, ended = 0, False
         started = time.perf_counter()
         try:
             with self._sent(path, body, stream=True) as response:
@@ -132,25 +143,21 @@ class Client:
                     if text == b"[DONE]":
                         return
                     event = self._event(text)
-                    events += 1
+                    if now > self.limit_s:
+                        raise TimedOutError(f"{self.url}: not done after {self.limit_s:g} s, with {events} events")
+                    events, ended = events + 1, is_last(event)
                     yield now, event
         except RequestException as error:
             raise self._broken(error, events) from error
-        raise EngineError(f"{self.url}: the stream ended after {events} events without [DONE]; has the server died?")
+        if not ended:
+            raise EngineError(
+                f"{self.url}: the stream ended after {events} events without [DONE]; has the server died?"
+            )
 
     def _sent(self, path: str, body: dict[str, Any], *, stream: bool = False) -> Response:
-        """The response to a POST, sent once more where the server closed the idle connection meanwhile (RFC 9112, 9.3.1)."""
-        from requests.exceptions import ConnectionError as Unconnected
-
-        def send() -> Response:
-            return self.session.post(self.url + path, json=body, stream=stream, timeout=(CONNECT_S, SILENCE_S))
-
-        try:
-            return send()
-        except Unconnected as error:
-            if not isinstance(getattr(error.args[0], "args", [None])[-1], RemoteDisconnected):
-                raise
-            return send()
+        """The response to a POST."""
+        timeout = CONNECT_S, self.silence_s
+        return _twice_if_closed(lambda: self.session.post(self.url + path, json=body, stream=stream, timeout=timeout))
 
     def _event(self, text: bytes) -> dict[str, Any]:
         try:
@@ -175,7 +182,9 @@ class Client:
         from requests.exceptions import ChunkedEncodingError
 
         if "Read timed out" in str(error):  # wrapped differently before and within the stream
-            return EngineError(f"{self.url}: silent for {SILENCE_S:g} s after {events} events; is the server hung?")
+            return TimedOutError(
+                f"{self.url}: silent for {self.silence_s:g} s after {events} events; is the server hung?"
+            )
         if events or isinstance(error, ChunkedEncodingError):
             return EngineError(
                 f"{self.url}: broke off in the middle of an answer, after {events} events; has the server died?"
@@ -189,6 +198,18 @@ class Client:
         return EngineError(
             f"{self.url}: no server answers there ({reason}); start it, or correct the url under `servers:`"
         )
+
+
+def _twice_if_closed(send: Callable[[], Response]) -> Response:
+    """The response, sent once more where the server closed the idle connection meanwhile (RFC 9112, 9.3.1)."""
+    from requests.exceptions import ConnectionError as Unconnected
+
+    try:
+        return send()
+    except Unconnected as error:
+        if not isinstance(getattr(error.args[0], "args", [None])[-1], RemoteDisconnected):
+            raise
+        return send()
 
 
 def _message(event: Any) -> str:
@@ -234,6 +255,10 @@ def generations_of(replies: Sequence[Completion], k: int) -> list[Generation]:
 class HttpEngine(TokenizerEngine):
     """Sends token ids to a server, a batch at once, one request a prompt."""
 
+    serves = True
+    limit_s: float | None = None
+    """The longest time of a streamed answer, for clients that are made from now on."""
+
     def __init__(self, pair: PairFiles, *, device: str = "cpu", threads: int | None = None) -> None:
         super().__init__(pair, device=device, threads=threads)
         self.tokenizer = hub.tokenizer(pair.target, pair.target_revision)
@@ -247,6 +272,23 @@ class HttpEngine(TokenizerEngine):
 
     def ready(self, cell: Cell) -> None:
         """Start the cell's server where needed, before any time is measured."""
+
+    @property
+    def beside(self) -> bool:
+        """Whether the servers of a method and its baseline run at the same time."""
+        return True
+
+    def stream(self, cell: Cell, prompt: Sequence[int], *, max_new_tokens: int, seed: int) -> Completion:
+        """The completion of one prompt among others, with the arrival of each token. Call `ready` before."""
+        return self.request_completion(cell, prompt, max_new_tokens=max_new_tokens, seed=seed, alone=False)
+
+    def counters(self, cell: Cell) -> counters.Counters:
+        """What the cell's server has counted of its speculation so far; empty if it does not say."""
+        return counters.Counters()
+
+    def ended(self, cell: Cell, within_s: float = 0.2) -> str:
+        """How the cell's server ended that this engine had started; empty where it still runs after `within_s`."""
+        return ""
 
     def generate(
         self, cell: Cell, prompts: Sequence[Sequence[int]], *, max_new_tokens: int, seeds: Sequence[int]
@@ -270,7 +312,8 @@ class HttpEngine(TokenizerEngine):
     def client(self, url: str, endpoint: Endpoint | None = None) -> Client:
         """The client of an address, kept so that no request pays for a new connection."""
         if url not in self._clients:
-            self._clients[url] = Client(url, key_env=endpoint.api_key_env if endpoint else None)
+            key_env = endpoint.api_key_env if endpoint else None
+            self._clients[url] = Client(url, key_env=key_env, limit_s=self.limit_s)
         return self._clients[url]
 
     def peak_memory_mb(self) -> float:

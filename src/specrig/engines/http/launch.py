@@ -26,7 +26,8 @@ PR_SET_PDEATHSIG = 1
 
 
 class ServerProcess:
-    """`command` in a process group of its own, ready once the path `health` answers. On Linux it dies with this process.
+    """`command` in a process group of its own, ready once the path `health` answers. On Linux it dies with this
+    process.
 
     Raises EngineError with the end of its log where it ends, or `ready_s` pass, before it is ready.
     """

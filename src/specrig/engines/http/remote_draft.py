@@ -14,7 +14,8 @@ from specrig.services.client import RemoteSession, RowsClient, ServiceError, add
 from specrig.services.protocol import Passes, RowOutput, distributions
 
 CONTEXT_STEP = 512
-"""The context is rounded up to a multiple of so many positions, so that a longer prompt rarely needs another service."""
+"""The context is rounded up to a multiple of so many positions, so that a longer prompt rarely needs another service.
+"""
 BATCH = 32
 
 

@@ -20,30 +20,19 @@ from pydantic import Field
 
 from specrig.cell import Cell, digest
 from specrig.decoding.types import Counts
-from specrig.engines.base import EngineError, EngineOptions
+from specrig.engines.base import EngineError, EngineOptions, foreign, lacks, not_a_chain
 from specrig.engines.http import counters
 from specrig.engines.http.client import Client, Completion, HttpEngine
+from specrig.engines.http.counters import Counters
 from specrig.engines.http.launch import ServerProcess, free_port
 from specrig.engines.llamacpp import serve
 from specrig.models import gate, gguf, hub, to_gguf
 from specrig.models.pair import PairFiles
 from specrig.models.weights import weights_of
 
-TYPES = {
-    "autoregressive": None,
-    "naive_batching": None,
-    "draft_model": "draft-simple",
-    "eagle3": "draft-eagle3",
-    "ngram": "ngram",
-}
-"""Method -> llama.cpp's type of speculation; the option `ngram` chooses among its n-gram types."""
-DRAFTS = {"draft_model": "draft", "eagle3": "eagle3"}
-"""Method -> the part of the pair that drafts."""
-CHAINS = {"draft_model": ("acceptance", "exact"), "ngram": ("acceptance", "exact"), "eagle3": ("nodes", 0)}
-"""Method -> (option, the value it must have): llama.cpp verifies chains, token by token."""
 GREEDY = (
-    "above temperature 0 llama.cpp drafts greedily and keeps a draft token where its own sample is the same one, unless "
-    "draft_sampling is probabilistic"
+    "above temperature 0 llama.cpp drafts greedily and keeps a draft token where its own sample is the same one, "
+    "unless draft_sampling is probabilistic"
 )
 
 
@@ -56,8 +45,8 @@ class LlamaCpp(HttpEngine):
     differences: ClassVar[Mapping[str, str]] = {
         "draft_model": GREEDY,
         "eagle3": GREEDY,
-        "ngram": "llama.cpp looks up exactly the last n tokens, the native method shorter suffixes too, down to min_n; and it drafts only where "
-        "at least n tokens follow the match",
+        "ngram": "llama.cpp looks up exactly the last n tokens, the native method shorter suffixes too, down to min_n; "
+        "and it drafts only where at least n tokens follow the match",
     }
 
     class Options(EngineOptions):
@@ -67,7 +56,8 @@ class LlamaCpp(HttpEngine):
         """Of a target that comes as a GGUF file. file: its weights as they are, quantized; pair: spread out in the
         pair's dtype, as in the other engines."""
         ngram: Literal["simple", "map-k", "map-k4v", "mod"] = "simple"
-        """llama.cpp's n-gram type for `ngram`. `ngram-cache` is left out: without a file of n-grams it drafted nothing."""
+        """llama.cpp's n-gram type for `ngram`. `ngram-cache` is left out: without a file of n-grams it drafted nothing.
+        """
         draft_sampling: Literal["greedy", "probabilistic"] = "greedy"
         """How drafts are drawn above temperature 0."""
         context: int = Field(8192, ge=1)
@@ -92,14 +82,7 @@ class LlamaCpp(HttpEngine):
     @classmethod
     def refuses(cls, cell: Cell) -> str | None:
         """Methods that llama.cpp lacks, trees, and lossy acceptance."""
-        if cell.method not in TYPES:
-            return f"llama.cpp has no {cell.method}; it has {', '.join(TYPES)}"
-        name, needed = CHAINS.get(cell.method, ("", None))
-        if cell.options.get(name, needed) != needed:
-            return (
-                f"llama.cpp verifies chains only, by exact acceptance: set {name}: {needed} (not {cell.options[name]})"
-            )
-        return None
+        return lacks("llama.cpp", cls.name, cell) or not_a_chain("llama.cpp", cls.name, cell)
 
     @classmethod
     def refuses_model(cls, method: str, config: dict[str, Any]) -> str | None:
@@ -122,13 +105,13 @@ class LlamaCpp(HttpEngine):
 
     def settings(self, cell: Cell) -> dict[str, Any]:
         """The settings of `serve` for a cell, without the port. Writes the files that they name."""
-        pair, kind = self.pair, TYPES[cell.method]
+        pair, known = self.pair, foreign(self.name)[cell.method]
         speculation: dict[str, Any] | None = None
-        if kind == "ngram":
+        if known.method == "ngram":
             speculation = {"type": f"ngram-{self.options.ngram}", "n": cell.options.get("n", 3)}
-        elif kind is not None:
+        elif known.method:
             probabilistic = self.options.draft_sampling == "probabilistic" and cell.temperature > 0
-            speculation = {"type": kind, "draft": self._file(DRAFTS[cell.method]), "probabilistic": probabilistic}
+            speculation = {"type": known.method, "draft": self._file(known.part), "probabilistic": probabilistic}
         return {
             "model": self._file("target"),
             "context": min(filter(None, (gate.context(pair), pair.max_model_len, self.options.context))),
@@ -179,16 +162,7 @@ class LlamaCpp(HttpEngine):
     ) -> Completion:
         """See `HttpEngine`. Nothing is streamed: the times are the server's own."""
         server, client = self._servers[self._key]
-        body = {
-            "prompt": list(prompt),
-            "n_predict": max_new_tokens,
-            "samplers": ["temperature"],  # without llama.cpp's default ones
-            "temperature": cell.temperature,
-            "seed": seed,
-            "stop": [to_gguf.token(token) for token in sorted(self.eos)],
-            "return_tokens": True,
-            "cache_prompt": False,
-        }
+        body = self._body(cell, prompt, max_new_tokens, seed)
         try:
             before = self._counted(client) if alone else None
             response = client.post("/completion", body)
@@ -199,7 +173,7 @@ class LlamaCpp(HttpEngine):
                 raise EngineError(server.ended(f"while it answered for {cell.name}")) from error
             raise
         reply = completion_of(response, client.url)
-        if TYPES[cell.method] is None:
+        if not foreign(self.name)[cell.method].method:
             return reply
         if before is not None and after is not None:
             reply.counts = counters.counts(before, after, len(reply.tokens))
@@ -208,8 +182,45 @@ class LlamaCpp(HttpEngine):
             reply.counts = Counts(len(reply.tokens) - 1 - accepted, drafted, accepted)
         return reply
 
+    def stream(self, cell: Cell, prompt: Sequence[int], *, max_new_tokens: int, seed: int) -> Completion:
+        """See `HttpEngine`."""
+        client, reply, last = self._servers[self._key][1], Completion(), {}
+        body = self._body(cell, prompt, max_new_tokens, seed) | {"stream": True}
+        for seconds, event in client.stream("/completion", body, is_last=lambda event: bool(event.get("stop"))):
+            reply.tokens += event.get("tokens", [])
+            if (last := event).get("stop_type") == "word":
+                reply.stop = "eos"
+                reply.tokens += [token for token in self.eos if to_gguf.token(token) == event["stopping_word"]]
+            reply.note_arrival(seconds)
+        if last.get("tokens_predicted") != len(reply.tokens):
+            raise EngineError(
+                f"{client.url}: it says {last.get('tokens_predicted')} tokens, its stream {len(reply.tokens)}"
+            )
+        return reply
+
+    def counters(self, cell: Cell) -> Counters:
+        """See `HttpEngine`."""
+        return self._counted(self._servers[self._key][1])
+
+    def ended(self, cell: Cell, within_s: float = 0.2) -> str:
+        """See `HttpEngine`."""
+        server = self._servers[self._key][0]
+        return server.ended(f"while it answered for {cell.name}") if server.died(within_s) else ""
+
+    def _body(self, cell: Cell, prompt: Sequence[int], max_new_tokens: int, seed: int) -> dict[str, Any]:
+        return {
+            "prompt": list(prompt),
+            "n_predict": max_new_tokens,
+            "samplers": ["temperature"],  # without llama.cpp's default ones
+            "temperature": cell.temperature,
+            "seed": seed,
+            "stop": [to_gguf.token(token) for token in sorted(self.eos)],
+            "return_tokens": True,
+            "cache_prompt": False,
+        }
+
     @staticmethod
-    def _counted(client: Client) -> counters.Counters:
+    def _counted(client: Client) -> Counters:
         return counters.parse(client.get("/metrics").text)
 
     def peak_memory_mb(self) -> float:
@@ -230,7 +241,8 @@ def completion_of(response: dict[str, Any], url: str) -> Completion:
     tokens, timings = [int(token) for token in response["tokens"]], response["timings"]
     if response["stop_type"] not in ("limit", "word") or response["truncated"]:
         raise EngineError(
-            f"{url}: the answer ended with stop type {response['stop_type']!r}, neither at a token that ends it nor at its limit"
+            f"{url}: the answer ended with stop type {response['stop_type']!r}, neither at a token that ends it nor at "
+            "its limit"
         )
     first, rest = timings["prompt_ms"] / 1000, timings["predicted_ms"] / 1000
     arrivals = [(first, 1), (first + rest, len(tokens))]

@@ -19,15 +19,13 @@ from pydantic import Field, field_validator
 
 from specrig.cell import Cell, digest
 from specrig.decoding.types import Generation
-from specrig.engines.base import EngineError, EngineOptions, WeightsEngine
+from specrig.engines.base import EngineError, EngineOptions, WeightsEngine, lacks, not_a_chain
 from specrig.engines.logs import EngineLog
 from specrig.engines.vllm import cpu_sampling
+from specrig.engines.vllm.arguments import arguments
 from specrig.engines.vllm.processes import Processes, intel_openmp, placing, quiet_llvmlite, resident_mb
-from specrig.engines.vllm.speculation import ARCTIC, CHAINS, METHODS, Request, speculation_of
+from specrig.engines.vllm.speculation import ARCTIC, Request, speculation_of
 from specrig.models.pair import PairFiles
-
-KV_CACHE_BYTES = 1 << 30
-"""KV cache of the CPU build, unless the pair's row gives its share of memory; the default is half the machine's."""
 
 
 @dataclass(slots=True)
@@ -48,16 +46,21 @@ class Vllm(WeightsEngine):
     splits = True
     in_process = False
     differences: ClassVar[Mapping[str, str]] = {
-        "draft_model": "above temperature 0 vLLM drafts greedily and treats the draft as certain, unless draft_sampling is probabilistic",
-        "eagle": "above temperature 0 vLLM drafts greedily and treats the draft as certain, unless draft_sampling is probabilistic",
-        "eagle3": "above temperature 0 vLLM drafts greedily and treats the draft as certain, unless draft_sampling is probabilistic",
+        "draft_model": "above temperature 0 vLLM drafts greedily and treats the draft as certain, unless "
+        "draft_sampling is probabilistic",
+        "eagle": "above temperature 0 vLLM drafts greedily and treats the draft as certain, unless draft_sampling is "
+        "probabilistic",
+        "eagle3": "above temperature 0 vLLM drafts greedily and treats the draft as certain, unless draft_sampling is "
+        "probabilistic",
         "ngram": "vLLM takes the earliest match of the longest suffix, the native method the latest",
-        "suffix": "vLLM's trees (arctic-inference) take the continuation seen first among equally frequent ones, the native method the "
-        "latest; they count the suffix's own, unfinished occurrence too",
+        "suffix": "vLLM's trees (arctic-inference) take the continuation seen first among equally frequent ones, the "
+        "native method the latest; they count the suffix's own, unfinished occurrence too",
     }
 
     audit_options: ClassVar[Mapping[str, Any]] = {"eager": True, "multiprocessing": False}
-    """A start takes seconds instead of a minute. The sampler is the same: never compiled, nor another in a child process."""
+    """A start takes seconds instead of a minute. The sampler is the same: never compiled, nor another in a child
+    process.
+    """
 
     class Options(EngineOptions):
         """vLLM's own choices, the same for baseline and methods."""
@@ -69,7 +72,8 @@ class Vllm(WeightsEngine):
         draft_sampling: Literal["greedy", "probabilistic"] = "greedy"
         """How drafts are drawn above temperature 0 (vLLM's `draft_sample_method`)."""
         cpu_sampling: Literal["stock", "patched"] = "stock"
-        """patched: correct the CPU build's speculative sampling above temperature 0 (see `engines.vllm.cpu_sampling`)."""
+        """patched: correct the CPU build's speculative sampling above temperature 0 (see `engines.vllm.cpu_sampling`).
+        """
         max_num_seqs: int = Field(256, ge=1)
         """Requests that decode at once, at most."""
 
@@ -98,13 +102,8 @@ class Vllm(WeightsEngine):
     @classmethod
     def refuses(cls, cell: Cell) -> str | None:
         """Methods that vLLM lacks, trees, lossy acceptance, and suffix decoding without its library."""
-        if cell.method not in METHODS:
-            return f"vLLM has no {cell.method}; it has {', '.join(METHODS)}"
-        for name, needed in CHAINS.get(cell.method, {}).items():
-            if cell.options.get(name, needed) != needed:
-                return (
-                    f"vLLM verifies chains only, by exact acceptance: set {name}: {needed} (not {cell.options[name]})"
-                )
+        if refusal := lacks("vLLM", cls.name, cell) or not_a_chain("vLLM", cls.name, cell):
+            return refusal
         if cell.method == "suffix" and importlib.util.find_spec("arctic_inference") is None:
             return f"vLLM's suffix decoding needs arctic-inference, which is built from source: {ARCTIC}"
         return None
@@ -204,7 +203,9 @@ class Vllm(WeightsEngine):
             alone = self.options.multiprocessing and self.device == "cpu"
             try:
                 with intel_openmp() if alone else contextlib.nullcontext():
-                    started.llm = LLM(**self.arguments(), **speculation)
+                    started.llm = LLM(
+                        **arguments(self.pair, self.options, self.device), disable_log_stats=False, **speculation
+                    )
             except Exception as error:
                 started.processes.note_children()
                 tail = started.log.tail()
@@ -218,28 +219,6 @@ class Vllm(WeightsEngine):
         else:
             self._baseline = started
         return started
-
-    def arguments(self) -> dict[str, Any]:
-        """Arguments of `vllm.LLM` without those of speculation. No prefix cache: a prompt measured twice is prefilled twice."""
-        pair = self.pair
-        optional = {
-            "revision": pair.target_revision,
-            "quantization": pair.quantization,
-            "gpu_memory_utilization": pair.gpu_memory_utilization,
-            "max_model_len": pair.max_model_len,
-        }
-        if self.device == "cpu" and pair.gpu_memory_utilization is None:
-            optional["kv_cache_memory_bytes"] = KV_CACHE_BYTES
-        return {
-            "model": pair.target,
-            "dtype": pair.dtype,
-            "tensor_parallel_size": pair.tensor_parallel,
-            "enforce_eager": self.options.eager,
-            "max_num_seqs": self.options.max_num_seqs,
-            "enable_prefix_caching": False,
-            "disable_log_stats": False,
-            **{name: value for name, value in optional.items() if value is not None},
-        }
 
     def _prepare(self) -> None:
         """Set the environment variables that vLLM reads when it is imported or starts."""

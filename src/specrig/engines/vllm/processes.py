@@ -25,7 +25,9 @@ STOP_S = 10.0
 
 
 class Processes:
-    """The processes of one engine. Make this object before the engine starts, and call `note_children` once it has started."""
+    """The processes of one engine. Make this object before the engine starts, and call `note_children` once it has
+    started.
+    """
 
     def __init__(self) -> None:
         self._known_before = children()
@@ -39,7 +41,9 @@ class Processes:
         self._cores = [core for core in multiprocessing.active_children() if core not in self._cores_before]
 
     def watch_cores(self, outputs: Queue[Any]) -> None:
-        """Put an error into `outputs` when an engine core ends. In vLLM 0.32 a reader of that queue would wait for ever."""
+        """Put an error into `outputs` when an engine core ends. In vLLM 0.32 a reader of that queue would wait for
+        ever.
+        """
         sentinels = [core.sentinel for core in self._cores]
 
         def wait() -> None:
@@ -113,7 +117,8 @@ def intel_openmp() -> Iterator[None]:
 
 
 def register() -> None:
-    """Let an engine core end with its parent; vLLM calls this when one of its processes starts (`vllm.general_plugins`).
+    """Let an engine core end with its parent; vLLM calls this when one of its processes starts
+    (`vllm.general_plugins`).
 
     Without it an engine core whose parent was killed keeps running with all its memory.
     """

@@ -6,98 +6,56 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from specrig.cell import Cell
 from specrig.decoding.types import Round
-from specrig.engines.base import EngineError
+from specrig.engines.base import EngineError, foreign
 from specrig.heads import registry as heads
 from specrig.models.pair import PairFiles
 
-Configure = Callable[[Cell, PairFiles], dict[str, Any]]
-
-
-HEADS = {name: kind for name, kind in heads().items() if "vllm" in kind.foreign}
-"""Kinds of heads that vLLM drafts with."""
-
-
-def _head(cell: Cell, pair: PairFiles) -> dict[str, Any]:
-    """Of the method that is called as its head. Raises EngineError for a checkpoint that vLLM cannot load."""
-    kind = HEADS[cell.method]
-    if cell.method not in pair.heads:
-        raise EngineError(f"pair {pair.name}: no trained {cell.method} head")
-    config = Path(pair.heads[cell.method], "config.json")
-    # Of heads on the hub vLLM says itself what is wrong.
-    if config.is_file() and (why := kind.unloadable("vllm", json.loads(config.read_text(encoding="utf-8")))):
-        raise EngineError(f"pair {pair.name}: {why}")
-    foreign = kind.foreign["vllm"]
-    found = {"method": foreign.method, "model": str(pair.heads[cell.method]), **foreign.keys}
-    return found | _revision(cell.method, pair)
-
-
-def _draft_model(_: Cell, pair: PairFiles) -> dict[str, Any]:
-    if pair.draft is None:
-        raise EngineError(
-            f"pair {pair.name}: draft_model needs a draft and the pair names none; fill the column in pairs.tsv"
-        )
-    known = {"model": pair.draft, "draft_tensor_parallel_size": pair.tensor_parallel}
-    return {"method": "draft_model", **known, **_revision("draft", pair)}
-
-
-def _revision(part: str, pair: PairFiles) -> dict[str, Any]:
-    return {"revision": pair.revisions[part]} if part in pair.revisions else {}
-
-
-def _ngram(cell: Cell, _: PairFiles) -> dict[str, Any]:
-    longest, shortest = cell.options.get("n", 3), cell.options.get("min_n", 1)
-    return {"method": "ngram", "prompt_lookup_max": longest, "prompt_lookup_min": shortest}
-
-
-def _suffix(cell: Cell, _: PairFiles) -> dict[str, Any]:
-    """Suffix decoding without a cache of earlier requests: a prompt measured twice must not find its own answer."""
-    names = ("max_tree_depth", "max_spec_factor", "min_token_prob")
-    options = {f"suffix_decoding_{name}": cell.options[name] for name in names if name in cell.options}
-    return {"method": "suffix", "suffix_decoding_max_cached_requests": 0, **options}
-
-
-METHODS: dict[str, Configure | None] = {
-    "autoregressive": None,
-    "naive_batching": None,
-    "draft_model": _draft_model,
-    "ngram": _ngram,
-    **dict.fromkeys(HEADS, _head),
-    "suffix": _suffix,
-}
-"""Method -> the function that makes its `speculative_config`; None without speculation."""
 ARCTIC = (
     "`make vllm` does that where there is a C++ compiler; elsewhere pip install nanobind==2.9.2 grpcio-tools cmake && "
     "pip install --no-build-isolation --no-deps arctic-inference==0.1.1"
 )
 """How to install arctic-inference. Without `--no-build-isolation` its build would fetch an older torch of its own."""
-SAMPLED = ("draft_model", *(name for name, kind in HEADS.items() if kind.foreign["vllm"].sampled))
-"""Methods whose draft tokens are drawn from a distribution."""
-CHAINS: dict[str, dict[str, Any]] = {
-    **{name: {"acceptance": "exact"} for name in ("draft_model", "ngram")},
-    **{name: dict(kind.foreign["vllm"].options) for name, kind in HEADS.items()},
-    "suffix": {"tree": False},
-}
-"""Method -> the values that its options must have for a chain, verified exactly: vLLM has no token trees."""
+
+
+def _model(cell: Cell, pair: PairFiles, part: str) -> dict[str, Any]:
+    """What drafts. Raises EngineError for a part that the pair lacks, or that vLLM cannot load."""
+    revision = {"revision": pair.revisions[part]} if part in pair.revisions else {}
+    if part == "draft":
+        if pair.draft is None:
+            raise EngineError(
+                f"pair {pair.name}: {cell.method} needs a draft and the pair names none; fill the column in pairs.tsv"
+            )
+        return {"model": pair.draft, "draft_tensor_parallel_size": pair.tensor_parallel, **revision}
+    if part not in pair.heads:
+        raise EngineError(f"pair {pair.name}: no trained {part} head")
+    config = Path(pair.heads[part], "config.json")
+    # Of heads on the hub vLLM says itself what is wrong.
+    if config.is_file():
+        why = heads()[part].unloadable("vllm", json.loads(config.read_text(encoding="utf-8")))
+        if why:
+            raise EngineError(f"pair {pair.name}: {why}")
+    return {"model": str(pair.heads[part]), **revision}
 
 
 def speculation_of(cell: Cell, pair: PairFiles, draft_sampling: str) -> dict[str, Any]:
     """Arguments of `vllm.LLM` for the cell's speculation, with a report of each request's steps; empty for a baseline.
 
-    draft_sampling: how the methods in `SAMPLED` draw drafts above temperature 0. Raises EngineError where the pair lacks
-    a part.
+    draft_sampling: how methods that sample drafts do so above temperature 0. Raises EngineError where the pair
+    lacks a part.
     """
-    configure = METHODS[cell.method]
-    if configure is None:
+    known = foreign("vllm")[cell.method]
+    if not known.method:
         return {}
-    config = {**configure(cell, pair), "num_speculative_tokens": cell.k}
-    if cell.method in SAMPLED:
+    options = {key: cell.options[name] for name, key in known.renamed.items() if name in cell.options}
+    model = _model(cell, pair, known.part) if known.part else {}
+    config = {"method": known.method, **model, **known.keys, **options, "num_speculative_tokens": cell.k}
+    if known.sampled:
         config["draft_sample_method"] = draft_sampling
     return {"speculative_config": config, "per_request_spec_decode_metrics": "detailed"}
 

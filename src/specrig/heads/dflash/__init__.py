@@ -12,7 +12,8 @@ from specrig.runtime.types import DecodingError
 
 
 def choose_target_layers(layers: int) -> tuple[int, ...]:
-    """After which layers a head reads a target of so many: low, middle and high, e.g. 1, 3, 5 of 6, never the embedding.
+    """After which layers a head reads a target of so many: low, middle and high, e.g. 1, 3, 5 of 6, never the
+    embedding.
 
     Raises DecodingError for a target of one layer, which has no state between layers.
     """
@@ -47,7 +48,8 @@ class DFlash(LayerHead):
     (D-PACE, 2605.18810).
     """
     gamma: float = Field(default=4.0, gt=0)
-    """With `decay`, position j of a block weighs exp(-(j - 1) / gamma): the paper has 7, 5 and 4 for k of 15, 9 and 7."""
+    """With `decay`, position j of a block weighs exp(-(j - 1) / gamma): the paper has 7, 5 and 4 for k of 15, 9 and 7.
+    """
 
     @property
     def copies(self) -> float:

@@ -10,8 +10,8 @@ once, without a pass. Embedding and LM head are the target's. Nothing of a block
 
 Checkpoint (what vLLM loads as `dflash`): config.json of a Qwen3 with `block_size` and `dflash_config`: `mask_token_id`
 and `target_layer_ids` (j is the state after layer j, from 0); model.safetensors with `fc.weight` `[D, F D]` (low
-first), `hidden_norm.weight`, `norm.weight` and a Qwen3's `layers.*`; no embedding, no LM head. Which tokens it can draft,
-where not all, stands under `specrig` as in EAGLE's.
+first), `hidden_norm.weight`, `norm.weight` and a Qwen3's `layers.*`; no embedding, no LM head. Which tokens it can
+draft, where not all, stands under `specrig` as in EAGLE's.
 """
 
 from __future__ import annotations
@@ -127,8 +127,8 @@ def _own_config(config: Any) -> dict[str, Any]:
 def head_config(target: Any, layers: int = 2, k: int = 7, drafted: Tensor | None = None) -> Any:
     """The configuration of a head of so many layers for a target with this configuration: a Qwen3 with its sizes.
 
-    k: tokens that it learns to draft at once. drafted: `[Vd]`, the tokens that it can draft, None: all; vLLM then drafts
-    among all. Raises DecodingError for a target of one layer.
+    k: tokens that it learns to draft at once. drafted: `[Vd]`, the tokens that it can draft, None: all; vLLM then
+    drafts among all. Raises DecodingError for a target of one layer.
     """
     text = target.get_text_config(decoder=True)
     like = layer_like(text)

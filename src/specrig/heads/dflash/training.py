@@ -1,9 +1,9 @@
 """Training of the DFlash head: blocks begin at random positions of the target's text (2602.06036, section 4).
 
 The block of anchor a holds token a and k masks; it sees the features of the positions before a and all of itself. The
-mask j places behind a drafts token a + j. The loss is the weighted KL divergence from the target's distribution there
-(the paper has the cross-entropy of the token). Embedding and LM head are the target's, frozen.
-Shapes: B sequences, T tokens, A anchors, n = k + 1 tokens of a block, D hidden, F auxiliary states.
+mask j positions behind a drafts token a + j. The loss is the weighted KL divergence from the target's distribution
+there (the paper has the cross-entropy of the token). Embedding and LM head are the target's, frozen. Shapes: B
+sequences, T tokens, A anchors, n = k + 1 tokens of a block, D hidden, F auxiliary states.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class DFlashLearner(Learner):
         there = torch.arange(T, device=tokens.device)
         own = (anchors.unsqueeze(-1) + torch.arange(n, device=tokens.device)).flatten(1)
         behind = [table.unsqueeze(1) for table in self.rotary(x, there.unsqueeze(0))]
-        places = [table.unsqueeze(1) for table in self.rotary(x, own)]
+        tables = [table.unsqueeze(1) for table in self.rotary(x, own)]
         number = torch.arange(A, device=tokens.device).repeat_interleave(n)
         # [B, A · n, T + A · n]: a block's tokens see the features before its anchor, and their own block.
         seen = torch.cat(
@@ -76,9 +76,9 @@ class DFlashLearner(Learner):
         for layer in self.layers:
             assert isinstance(layer, TrainedLayer)
             read = layer.normed(x)
-            context, block_own = layer.keys_values(features, *behind), layer.keys_values(read, *places)
+            context, block_own = layer.keys_values(features, *behind), layer.keys_values(read, *tables)
             keys, values = (torch.cat(pair, 2) for pair in zip(context, block_own, strict=True))
-            x = layer(x, layer.queries(read, *places), keys, values, seen)
+            x = layer(x, layer.queries(read, *tables), keys, values, seen)
         x = x.unflatten(1, (A, n))[:, :, 1:]
         return F.rms_norm(x, x.shape[-1:], self.norm, self.eps)
 

@@ -1,11 +1,10 @@
 """Training of the EAGLE head: it learns to continue the frozen target's features (Li et al., 2401.15077, section 4.2).
 
 The loss of one step is the smooth-L1 distance between predicted and true features, plus a weighted KL divergence
-between two
-distributions: the target's own, and the one that the target's LM head gives for the predicted feature. (The paper has a
-cross-entropy, which differs from it by a constant.) With `rollout` > 1 the head takes further steps on the features
-that it predicted itself, as it does when it drafts (HASS, 2408.15766; EAGLE-3, 2503.01840, "training-time test"), and
-the losses are averaged over the steps. The target's features are computed once, before training.
+between two distributions: the target's own, and the one that the target's LM head gives for the predicted feature. (The
+paper has a cross-entropy, which differs from it by a constant.) With `rollout` > 1 the head takes further steps on the
+features that it predicted itself, as it does when it drafts (HASS, 2408.15766; EAGLE-3, 2503.01840, "training-time
+test"), and the losses are averaged over the steps. The target's features are computed once, before training.
 Shapes: B sequences, T entries (tokens less one), D hidden, V vocabulary.
 """
 
@@ -26,6 +25,7 @@ from specrig.heads.eagle import Eagle, LayerHead
 from specrig.heads.eagle import module as checkpoint
 from specrig.heads.learner import Learner, States, Texts
 from specrig.heads.losses import likeness
+from specrig.heads.regression import Regression
 from specrig.heads.teacher import Teacher, autocast, moved, rows_at_once
 from specrig.heads.trained_layer import TrainedLayer, normal
 
@@ -43,6 +43,10 @@ class LayerLearner(Learner):
         self.rotary = LlamaRotaryEmbedding(config)
         generator = torch.Generator().manual_seed(seed)
         self.fc = normal(D, self.enters(D), generator)  # at first the head is this alone
+        self.scale = torch.ones(self.enters(D), device=model.where)
+        """By what `fc` divides each dimension that it reads (`prepare`): auxiliary states have some of a hundred times
+        the others' size. A checkpoint's `fc` holds the division.
+        """
         self.layer = TrainedLayer(config, self.reads(D), generator)
 
     @abstractmethod
@@ -64,6 +68,39 @@ class LayerLearner(Learner):
     @abstractmethod
     def logits(self, predicted: Tensor) -> Tensor:
         """`[..., D]` -> `[..., Vd]`."""
+
+    @abstractmethod
+    def goal_scale(self) -> Tensor | float:
+        """By what the target's final state is divided to be what the head predicts: `[D]` or a number."""
+
+    def inputs(self, tokens: Tensor, states: Tensor) -> Tensor:
+        """What `fc` reads of tokens t + 1 `[B, T]` and states t `[B, T, ...]`: `[B, T, enters(D)]`."""
+        return states[..., : self.fc.shape[1]]
+
+    def mixed(self, inputs: Tensor) -> Tensor:
+        """`inputs` `[..., enters(D)]` through `fc`: `[..., D]`."""
+        return F.linear((inputs / self.scale).to(self.fc.dtype), self.fc)
+
+    def stored_fc(self) -> Tensor:
+        """`fc` as a checkpoint holds it, for inputs that are not divided."""
+        return self.fc / self.scale
+
+    @torch.no_grad()
+    def prepare(self, texts: Texts, states: States) -> None:
+        """Divide what `fc` reads by its root mean square, and begin `fc` as the linear map that best predicts the
+        target's next state from it (ridge regression).
+        """
+        found = Regression(self.fc.shape[1], len(self.fc), self.fc.device)
+        for rows in torch.arange(len(texts.tokens)).split(rows_at_once(self.model.where)):
+            if found.enough:
+                break
+            read, tokens = states[rows], moved(texts.tokens[rows], self.model.where)
+            trained = moved(trained_entries(Texts(texts.tokens[rows], texts.written[rows])), self.model.where)
+            goals = read[:, 1:, -self.model.hidden :] / self.goal_scale()
+            found.add(self.inputs(tokens[:, 1:], read[:, :-1])[trained], goals[trained])
+        if solution := found.solution():
+            self.scale = solution[0]
+            self.fc.copy_(solution[1])
 
     def choice(self, predicted: Tensor) -> Tensor:
         """`[..., D]` -> the tokens that it would draft, `[...]`."""
@@ -153,8 +190,16 @@ class EagleLearner(LayerLearner):
 
     def enter(self, embedded: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
         """See `LayerLearner`."""
-        x = F.linear(torch.cat((embedded, features.to(embedded.dtype)), -1), self.fc)
+        x = self.mixed(torch.cat((embedded, features.to(embedded.dtype)), -1))
         return x, x
+
+    def inputs(self, tokens: Tensor, states: Tensor) -> Tensor:
+        """The token's embedding and the feature."""
+        return torch.cat((F.embedding(tokens, self.model.embedding).to(states.dtype), states), -1)
+
+    def goal_scale(self) -> float:
+        """It predicts the final state itself."""
+        return 1.0
 
     def logits(self, predicted: Tensor) -> Tensor:
         """The target's own LM head reads the predicted features."""
@@ -184,7 +229,7 @@ class EagleLearner(LayerLearner):
 
     def tensors(self) -> dict[str, Tensor]:
         """See `LayerLearner`."""
-        return {"fc.weight": self.fc} | self.layer.tensors("layers.0")
+        return {"fc.weight": self.stored_fc()} | self.layer.tensors("layers.0")
 
     def save(self, folder: Path) -> None:
         """See `Learner`."""

@@ -11,12 +11,13 @@ a itself, before that norm, is used as the next position's g.
 
 Cache and rounds are EAGLE's (`heads.eagle`).
 
-Checkpoint (what vLLM loads): config.json of a Llama, mostly with one layer, and `eagle_config.eagle_aux_hidden_state_layer_ids`
-(j is the stream after j layers), model.safetensors with `fc.weight` `[D, 3D]` (low first), `midlayer.*` with
-`self_attn.{q,k,v}_proj.weight` `[., 2D]` (embedding first), `norm.weight`, `lm_head.weight` `[Vd, D]`; further
-layers `layers.{1, …}.*` are a Llama's. With a reduced vocabulary (`draft_vocab_size` Vd < V) `d2t` `[Vd]` int64: draft token i is the target's token i + d2t[i]. Logits stay
-those of the Vd tokens: to draft one costs what a vocabulary of Vd costs, and only ids are mapped. Published heads carry
-`t2d` too, the mask `[V]` of the tokens that d2t reaches.
+Checkpoint (what vLLM loads): config.json of a Llama, mostly with one layer, and
+`eagle_config.eagle_aux_hidden_state_layer_ids` (j is the stream after j layers), model.safetensors with `fc.weight`
+`[D, 3D]` (low first), `midlayer.*` with `self_attn.{q,k,v}_proj.weight` `[., 2D]` (embedding first), `norm.weight`,
+`lm_head.weight` `[Vd, D]`; further layers `layers.{1, …}.*` are a Llama's. With a reduced vocabulary
+(`draft_vocab_size` Vd < V) `d2t` `[Vd]` int64: draft token i is the target's token i + d2t[i]. Logits stay those of the
+Vd tokens: to draft one costs what a vocabulary of Vd costs, and only ids are mapped. Published heads carry `t2d` too,
+the mask `[V]` of the tokens that d2t reaches.
 """
 
 from __future__ import annotations

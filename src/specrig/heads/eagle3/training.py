@@ -48,7 +48,11 @@ class StreamsLearner(LayerLearner):
         """The target's low, middle and high state -> features: `[B, T, 4D]` -> `[B, T, D]`. The last D, the final
         state, are not read.
         """
-        return F.linear(states[..., : self.fc.shape[1]].to(self.fc.dtype), self.fc)
+        return self.mixed(states[..., : self.fc.shape[1]])
+
+    def goal_scale(self) -> Tensor:
+        """Its own norm, which begins as the target's, comes behind what it predicts."""
+        return self.model.final_norm().float()
 
     def enter(self, embedded: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
         """The residual stream carries the features; attention reads the token too."""
@@ -69,7 +73,7 @@ class StreamsLearner(LayerLearner):
             "lm_head.weight": self.lm_head,
         }
         offsets = {} if self.vocabulary is None else {"d2t": self.vocabulary - torch.arange(len(self.vocabulary))}
-        return {"fc.weight": self.fc} | self.layer.tensors("midlayer") | own | offsets
+        return {"fc.weight": self.stored_fc()} | self.layer.tensors("midlayer") | own | offsets
 
 
 class Eagle3Learner(StreamsLearner):

@@ -8,9 +8,9 @@ levels share theirs.
 
 Checkpoint: config.json of model type "hydra" and model.safetensors with `heads.{i}.linear.weight` and
 `heads.{i}.res_connection.weight` `[D, (i + 2) D]` (the hidden state first, then the tokens in their order) and
-`heads.{i}.linear.bias` `[D]`. No LM head, no embedding. With `markov_rank` there is a bias (`heads.markov`). With a reduced vocabulary (`truncated_vocab_size` Vd < V)
-`token_map` `[Vd]` int64 names the target's tokens that can be drafted. D hidden width, V vocabulary, Vd the heads', K
-heads.
+`heads.{i}.linear.bias` `[D]`. No LM head, no embedding. With `markov_rank` there is a bias (`heads.markov`). With a
+reduced vocabulary (`truncated_vocab_size` Vd < V) `token_map` `[Vd]` int64 names the target's tokens that can be
+drafted. D hidden width, V vocabulary, Vd the heads', K heads.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from specrig.heads import markov
 from specrig.heads.checkpoint import Shapes, check_vocabulary, faults, load_head, normal, write
 from specrig.heads.draft_head import shared
 from specrig.heads.markov import MarkovBias, biased
+from specrig.heads.measured import rates
 from specrig.runtime.device import Stopwatch
 from specrig.runtime.linear import Linear
 from specrig.runtime.model import CachedModel
@@ -69,8 +70,7 @@ class HydraHeads:
             self.blocks.append(Linear(torch.cat(both), torch.cat((bias, torch.zeros_like(bias)))))
         self.bias = MarkovBias.of(weights, self.tokens)
         """Of the token before; None: there is none."""
-        measured = getattr(config, "specrig", None) or {}
-        self.accuracy: list[list[float]] = measured.get("accuracy", [])
+        self.accuracy: list[list[float]] = rates(config, "accuracy")
         """Per head, by rank: how often the token that came was its choice of that rank, given the tokens before. Empty:
         not measured.
         """

@@ -20,7 +20,7 @@ from specrig.heads.teacher import Teacher
 
 
 class Head(nn.Module):
-    """One head. At first its state is the target's: what it reads of the tokens weighs nothing yet."""
+    """One head. Until `HydraLearner.start` its state is the target's: what it reads of the tokens weighs nothing."""
 
     def __init__(self, D: int, inputs: int) -> None:
         super().__init__()
@@ -43,11 +43,21 @@ class HydraLearner(DepthLearner):
         super().__init__(settings, model, teacher, vocabulary, seed)
         self.heads = nn.ModuleList(Head(model.hidden, index + 2) for index in range(settings.heads))
 
-    def logits(self, head: int, states: Tensor, tokens: Tensor, at: Tensor) -> Tensor:
-        """See `DepthLearner`: the head reads the state and the embeddings of the tokens behind it."""
+    def inputs(self, head: int, states: Tensor, tokens: Tensor, at: Tensor) -> Tensor:
+        """See `DepthLearner`: the state and the embeddings of the tokens behind it."""
         row, position = at.unbind(-1)
         before = [F.embedding(tokens[row, position + step], self.model.embedding) for step in range(1, head + 2)]
-        return self.output(self.heads[head](torch.cat((states[row, position], *before), -1)))
+        return torch.cat((states[row, position], *before), -1)
+
+    def start(self, head: int, linear: Tensor) -> None:
+        """See `DepthLearner`."""
+        own = self.heads[head]
+        assert isinstance(own, Head)
+        own.res_connection.copy_(linear)
+
+    def logits(self, head: int, states: Tensor, tokens: Tensor, at: Tensor) -> Tensor:
+        """See `DepthLearner`."""
+        return self.output(self.heads[head](self.inputs(head, states, tokens, at)))
 
     def tensors(self) -> dict[str, Tensor]:
         """The weights under the checkpoint's names."""

@@ -1,5 +1,4 @@
-"""Which layers a target leaves out when it drafts for itself: what the search found, or an even
-spread.
+"""Which layers a target leaves out when it drafts for itself: what the search found, or an even spread.
 
 Checkpoint: config.json of model type "layer_skip" with `num_hidden_layers` (of the target) and `skipped`, the numbers
 of the layers that are left out, from 0. The search also writes model.safetensors with what it measured; only

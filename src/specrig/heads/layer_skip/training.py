@@ -90,7 +90,7 @@ class Search:
 
     @torch.inference_mode()
     def _first(self, model: CachedModel) -> Tensor:
-        """The model's first choices where they are asked for, `[n]`."""
+        """The model's first choices at the evaluated positions, `[n]`."""
         found = []
         for tokens, evaluated in zip(
             *(each.split(rows_at_once(model.device)) for each in (self.texts.tokens, self.evaluated)), strict=True
@@ -125,7 +125,8 @@ def _finish(agreed: list[dict[int, float]], layers: int, layer: float, k: int, f
     skipped = sorted(order[:count])
     agreement, speedup = agreed[count - 1][order[count - 1]], speedups[count - 1]
     report.log(
-        f"left out: {skipped}; first choices agree in {agreement:.3f} of cases; predicted speedup at k {k}: {speedup:.2f}"
+        f"left out: {skipped}; first choices agree in {agreement:.3f} of cases; predicted speedup at k {k}: "
+        f"{speedup:.2f}"
     )
     table = torch.full((len(agreed), layers), -1.0)  # by step and layer; -1: not tried
     for step, shares in enumerate(agreed):

@@ -25,6 +25,7 @@ from transformers import PreTrainedConfig
 from specrig.heads import markov
 from specrig.heads.checkpoint import check_vocabulary, faults, load_head, normal, write
 from specrig.heads.markov import MarkovBias, biased
+from specrig.heads.measured import rates
 from specrig.runtime.device import Stopwatch
 from specrig.runtime.linear import Linear
 from specrig.runtime.model import CachedModel
@@ -66,12 +67,11 @@ class MedusaHeads:
         self.outputs = [Linear(weights[name]) for name in shapes(config) if name.startswith("lm_head")]
         self.bias = MarkovBias.of(weights, self.tokens)
         """Of the token before; None: there is none."""
-        measured = getattr(config, "specrig", None) or {}
-        self.accuracy: list[list[float]] = measured.get("accuracy", [])
+        self.accuracy: list[list[float]] = rates(config, "accuracy")
         """Per head, by rank: how often the token that came was its choice of that rank. Empty where nobody has
         measured.
         """
-        self.first: list[float] = measured.get("first", [])
+        self.first: list[float] = rates(config, "first")
         """The same for token t + 1 and the model's own LM head."""
         self.watch = Stopwatch(model.device)
         self.replay = Replay(model.device) if model.device.type == "cuda" else None

@@ -1,6 +1,7 @@
 """Training of heads that each draft one depth, and of Medusa's among them (Cai et al., 2401.10774, section 2.2).
 
-The model is frozen (Medusa-1); `joint` trains it with its heads (Medusa-2). Shapes: B texts, T tokens, D hidden, V vocabulary, Vd the heads', K heads, n positions.
+The model is frozen (Medusa-1); `joint` trains it with its heads (Medusa-2). Shapes: B texts, T tokens, D hidden, V
+vocabulary, Vd the heads', K heads, n positions.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from specrig.heads.losses import distillation
 from specrig.heads.markov import MarkovBias, biased
 from specrig.heads.medusa import DepthHeads, Medusa
 from specrig.heads.medusa import module as checkpoint
+from specrig.heads.regression import Regression
 from specrig.heads.teacher import LMHead, Teacher, autocast, moved, rows_at_once
 
 RANKS = 10
@@ -32,7 +34,9 @@ class DepthLearner(Learner):
 
     heads: nn.ModuleList
     ranks: list[list[float]]
-    """Of every head, what `measured` found last: how often the choice of each rank is the token that came, `[K][RANKS]`."""
+    """Of every head, what `measured` found last: how often the choice of each rank is the token that came,
+    `[K][RANKS]`.
+    """
 
     def __init__(
         self, settings: DepthHeads, model: Teacher, teacher: Teacher, vocabulary: Tensor | None, seed: int
@@ -49,6 +53,31 @@ class DepthLearner(Learner):
         """What belongs to no single head, under the checkpoint's names."""
         mapped = {} if self.vocabulary is None else {"token_map": self.vocabulary}
         return mapped | ({} if self.markov is None else self.markov.tensors())
+
+    @abstractmethod
+    def inputs(self, head: int, states: Tensor, tokens: Tensor, at: Tensor) -> Tensor:
+        """What a head reads at n positions, `[n, R]`; arguments as for `logits`."""
+
+    @abstractmethod
+    def start(self, head: int, linear: Tensor) -> None:
+        """Begin a head as `linear` `[D, R]`, a map from what it reads to the state that its token follows from."""
+
+    @torch.no_grad()
+    def prepare(self, texts: Texts, states: States) -> None:
+        """Begin each head as the best linear map (ridge regression)."""
+        D = self.model.hidden
+        for head in range(len(self.heads)):
+            found: Regression | None = None
+            for rows in torch.arange(len(texts.tokens)).split(rows_at_once(self.model.where)):
+                if found and found.enough:
+                    break
+                hidden, tokens = states[rows][..., -D:], moved(texts.tokens[rows], self.model.where)
+                at = moved(drafting(texts.written[rows], head), self.model.where)
+                read = self.inputs(head, hidden, tokens, at)
+                found = found or Regression(read.shape[1], D, self.model.where)
+                found.add(read, hidden[at[:, 0], at[:, 1] + head + 1])
+            if found and (solution := found.solution()):
+                self.start(head, solution[1] / solution[0])
 
     @abstractmethod
     def logits(self, head: int, states: Tensor, tokens: Tensor, at: Tensor) -> Tensor:
@@ -72,7 +101,7 @@ class DepthLearner(Learner):
         ids = draft_ids(batch.tokens, self.vocabulary)
         total = torch.zeros((), device=states.device)
         for head in range(len(self.heads)):
-            at = (follows[:, : -head - 2] & follows[:, head + 1 : -1]).nonzero()  # token t + 2 + head is there
+            at = drafting(batch.written, head)
             row, position = at.unbind(-1)
             with autocast(self.model.where):
                 logits = self.biased(head, states, batch.tokens, at)
@@ -103,6 +132,12 @@ class DepthLearner(Learner):
         return right, evaluated
 
 
+def drafting(written: Tensor, head: int) -> Tensor:
+    """Rows and positions `[n, 2]` at which a head drafts: the target wrote the next token and the head's own."""
+    follows = F.pad(written[:, 1:], (0, 1))
+    return (follows[:, : -head - 2] & follows[:, head + 1 : -1]).nonzero()
+
+
 def rank_counts(logits: Tensor, answers: Tensor) -> Tensor:
     """Of how many answers `[n]` how many tokens have a higher logit in `[n, Vd]`: `[RANKS]`. An answer below 0 is of no
     rank.
@@ -113,12 +148,12 @@ def rank_counts(logits: Tensor, answers: Tensor) -> Tensor:
 
 
 def shares(counts: Tensor, evaluated: Tensor) -> list[float]:
-    """`rank_counts` as shares of the positions that were asked for."""
+    """`rank_counts` as shares of the evaluated positions."""
     return [round(share, 5) for share in (counts / max(1, int(evaluated.sum()))).tolist()]
 
 
 class Head(nn.Module):
-    """One head. The residual block starts at zero and the LM head as the model's, so at first both predict the same."""
+    """One head. The residual block starts at zero and the LM head as the model's, or as `MedusaLearner.start` says."""
 
     def __init__(self, output: LMHead, own_lm_head: bool) -> None:
         super().__init__()
@@ -148,9 +183,19 @@ class MedusaLearner(DepthLearner):
         self.shared = not settings.owns(len(self.output.weight))
         self.heads = nn.ModuleList(Head(self.output, not self.shared) for _ in range(settings.heads))
 
-    def logits(self, head: int, states: Tensor, tokens: Tensor, at: Tensor) -> Tensor:
+    def inputs(self, head: int, states: Tensor, tokens: Tensor, at: Tensor) -> Tensor:
         """See `DepthLearner`; Medusa reads no tokens."""
-        found: Tensor = self.heads[head](states[at[:, 0], at[:, 1]], self.output)
+        return states[at[:, 0], at[:, 1]]
+
+    def start(self, head: int, linear: Tensor) -> None:
+        """See `DepthLearner`: an LM head of its own takes the map; with a shared one it begins as the model."""
+        lm_head = self.heads[head].lm_head
+        if isinstance(lm_head, Tensor):
+            lm_head.copy_(self.output.weight.float() @ linear)
+
+    def logits(self, head: int, states: Tensor, tokens: Tensor, at: Tensor) -> Tensor:
+        """See `DepthLearner`."""
+        found: Tensor = self.heads[head](self.inputs(head, states, tokens, at), self.output)
         return found
 
     @torch.no_grad()

@@ -57,7 +57,8 @@ class PEagleHead(Eagle3Head):
         self.mask_feature = self.fuse(weights["mask_hidden"])
 
     def draft(self, rows: Sequence[Sequence[int]], done: Sequence[bool], k: int) -> Tensor:
-        """Run the entries of the tokens that were accepted and k - 1 masks; returns the logits `[B, k, Vd]` of k tokens.
+        """Run the entries of the tokens that were accepted and k - 1 masks; returns the logits `[B, k, Vd]` of k
+        tokens.
 
         rows: the contexts; done: which of them are over, whose logits mean nothing.
         """

@@ -60,7 +60,7 @@ class PEagleLearner(StreamsLearner):
         )
         masks = anchor.shape[1] - T
         embedded = F.embedding(F.pad(tokens, (0, masks), value=self.config.ptd_token_id), self.model.embedding)
-        features, unknown = self.fuse(states), F.linear(self.mask_hidden, self.fc)
+        features, unknown = self.fuse(states), F.linear(self.mask_hidden, self.fc)  # as wide as what is divided
         x, read = self.enter(embedded, torch.cat((features, unknown.to(features.dtype).expand(B, masks, -1)), 1))
         cos, sin = (table.unsqueeze(1) for table in self.rotary(embedded, anchor + depth))
         # seen[b, i, j]: j is a true entry up to i's anchor, or a mask of the same anchor up to i's own depth.
@@ -115,7 +115,7 @@ class PEagleLearner(StreamsLearner):
 
     def tensors(self) -> dict[str, Tensor]:
         """See `LayerLearner`."""
-        found = super().tensors() | {"mask_hidden": self.mask_hidden.unsqueeze(0)}
+        found = super().tensors() | {"mask_hidden": (self.mask_hidden * self.scale).unsqueeze(0)}
         for index, layer in enumerate(self.further, 1):
             assert isinstance(layer, TrainedLayer)
             found |= layer.tensors(f"layers.{index}")

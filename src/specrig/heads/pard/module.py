@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from specrig.heads.checkpoint import reading, write
+from specrig.heads.measured import measured
 from specrig.runtime.model import CachedModel
 from specrig.runtime.transformers_model import cached_model
 from specrig.runtime.types import DecodingError
@@ -55,9 +56,10 @@ def load(folder: Path, target: CachedModel) -> CachedModel:
         mask = getattr(config, "pard_token", None)
         if not isinstance(mask, int) or not 0 <= mask < config.get_text_config(decoder=True).vocab_size:
             raise DecodingError(
-                f"{folder}/config.json: `pard_token` is {mask}, not a token of the draft: an ordinary draft model drafts "
-                "with `draft_model`; `pard` needs one that was trained to draft in one pass"
+                f"{folder}/config.json: `pard_token` is {mask}, not a token of the draft: an ordinary draft model "
+                "drafts with `draft_model`; `pard` needs one that was trained to draft in one pass"
             )
+        trained = measured(config).get("target_vocabulary", target.config.vocab_size)
         made, loading = AutoModelForCausalLM.from_pretrained(
             folder, dtype=target.dtype, output_loading_info=True, ignore_mismatched_sizes=True
         )
@@ -65,7 +67,6 @@ def load(folder: Path, target: CachedModel) -> CachedModel:
     wrong += [f"{name} is {list(there)} instead of {list(own)}" for name, there, own in loading["mismatched_keys"]]
     if wrong:
         raise DecodingError(f"{folder}: not the draft model of its config.json: {'; '.join(wrong)}")
-    trained = (getattr(config, "specrig", None) or {}).get("target_vocabulary", target.config.vocab_size)
     if trained != target.config.vocab_size:
         raise DecodingError(
             f"{folder}: trained for a target of {trained} tokens, this one has {target.config.vocab_size}"

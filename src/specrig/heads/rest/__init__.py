@@ -7,7 +7,8 @@ from typing import ClassVar
 from specrig.heads.base import HeadRecipe, Sizes
 
 LONGEST, SHORTEST, NODES = 16, 2, 64
-"""Defaults: tokens of the suffix that is looked up, and size of the tree that is drafted (the paper's 64 is for GPUs)."""
+"""Defaults: tokens of the suffix that is looked up, and size of the tree that is drafted (the paper's 64 is for GPUs).
+"""
 
 
 class Rest(HeadRecipe):

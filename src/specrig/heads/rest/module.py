@@ -1,12 +1,12 @@
 """The datastore of REST: text that the target wrote, and the order of its suffixes, by which any part of it is found
 (He et al., 2311.08252).
 
-The order is a suffix array: the places of the text, sorted by what stands there. All places where a given run of tokens
-occurs then lie side by side, and two binary searches find the first and the last of them. What followed there, and how
-often, is read off the same range.
+The order is a suffix array: the positions of the text, sorted by what stands there. All positions where a given run of
+tokens occurs then lie side by side, and two binary searches find the first and the last of them. What followed there,
+and how often, is read off the same range.
 
-Example: the text `a b c a b d`, places 0 to 5, sorted: 0 (a b c), 3 (a b d), 1 (b c), 4 (b d), 2 (c), 5 (d). The run `a
-b` occurs in the range from the first to the second of these; one place goes on with c, the other with d.
+Example: the text `a b c a b d`, positions 0 to 5, sorted: 0 (a b c), 3 (a b d), 1 (b c), 4 (b d), 2 (c), 5 (d). The run
+`a b` occurs in the range from the first to the second of these; one position goes on with c, the other with d.
 
 Checkpoint: config.json of model type "rest" and model.safetensors with `tokens` `[N]` and `order` `[N]`, int32. Each of
 the texts ends with the number V, which no token has (V: the vocabulary), so that no run of tokens reaches from one text
@@ -41,7 +41,7 @@ together.
 
 
 class Span(NamedTuple):
-    """All places where one run of tokens occurs: `order[first:last]`; length: the run's tokens."""
+    """All positions where one run of tokens occurs: `order[first:last]`; length: the run's tokens."""
 
     first: int
     last: int
@@ -111,7 +111,7 @@ class Datastore:
         times: only those that follow so often at least, and the tokens `besides`. The shares of a run that ends a text
         now and then sum to less than 1.
         """
-        if span.last == span.first + 1:  # nearly every run that is long: its place alone says what follows
+        if span.last == span.first + 1:  # nearly every run that is long: its position alone says what follows
             token = self._text[self._positions[span.first] + span.length]
             if token < self.vocabulary and (times <= 1 or token in besides):
                 yield 1.0, span.first, token, Span(span.first, span.last, span.length + 1)
@@ -131,11 +131,11 @@ class Datastore:
 
 
 def suffix_order(tokens: NDArray[np.int32], depth: int = SORTED) -> NDArray[np.int32]:
-    """The places of `tokens` `[N]`, sorted by at least `depth` tokens that stand there; among equals the earlier place
-    first.
+    """The positions of `tokens` `[N]`, sorted by at least `depth` tokens that stand there; among equals the earlier
+    position first.
 
-    Prefix doubling (Manber and Myers, 1993): from ranks by w tokens follow those by 2w, from each place's and the one w
-    behind it.
+    Prefix doubling (Manber and Myers, 1993): from ranks by w tokens follow those by 2w, from each position's and the
+    one w behind it.
     """
     N, width = len(tokens), 1
     rank = np.unique(tokens, return_inverse=True)[1].astype(np.int64)

@@ -143,13 +143,14 @@ def no_decoder(model: str, config: dict[str, Any]) -> str | None:
         and all("ConditionalGeneration" in name for name in architectures)
     ):
         return (
-            f"{model}: {kind} ({', '.join(architectures)}) reads more than text; SpecRig takes text alone: choose its text-only "
-            "sister (…ForCausalLM)"
+            f"{model}: {kind} ({', '.join(architectures)}) reads more than text; SpecRig takes text alone: choose its "
+            "text-only sister (…ForCausalLM)"
         )
     if kind in ENCODERS or (architectures and not causal):
         return (
-            f"{model}: {kind} ({', '.join(architectures) or 'no architecture named'}) is an encoder, it cannot generate text token by "
-            "token, so it can neither draft nor verify; choose a decoder-only model (…ForCausalLM)"
+            f"{model}: {kind} ({', '.join(architectures) or 'no architecture named'}) is an encoder, it cannot "
+            "generate text token by token, so it can neither draft nor verify; choose a decoder-only model "
+            "(…ForCausalLM)"
         )
     return None
 
@@ -164,8 +165,9 @@ def impossible(target: str, draft: str | None) -> str | None:
     if ours and theirs and ours.tokenizer and theirs.tokenizer and ours.tokenizer != theirs.tokenizer:
         sizes = theirs.config["vocab_size"], ours.config["vocab_size"]
         return (
-            f"the draft {draft} does not share the vocabulary of the target {target}: {sizes[0]} tokens ({theirs.tokenizer}) against "
-            f"{sizes[1]} ({ours.tokenizer}); choose a draft of the same family, or a method without a draft model (ngram)"
+            f"the draft {draft} does not share the vocabulary of the target {target}: {sizes[0]} tokens "
+            f"({theirs.tokenizer}) against {sizes[1]} ({ours.tokenizer}); choose a draft of the same family, or a "
+            "method without a draft model (ngram)"
         )
     return None
 

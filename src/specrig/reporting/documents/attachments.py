@@ -24,10 +24,10 @@ class Attachments(ABC):
     """The tables' files and the links of a report."""
 
     @abstractmethod
-    def table(self, name: str, frame: pd.DataFrame, shown: Grid) -> list[tuple[str, str]]:
+    def table(self, name: str, frame: pd.DataFrame, formatted: Grid) -> list[tuple[str, str]]:
         """Return (file name, link) for each file format of a table.
 
-        name: the file name without ending. frame: the data. shown: the same for readers.
+        name: the file name without ending. frame: the data. formatted: the same for readers.
         """
 
     @abstractmethod
@@ -50,12 +50,12 @@ class Embedded(Attachments):
         """results: the study's folder, as seen from the page's. runs: see `mlflow_runs`; empty: no links to MLflow."""
         self.results, self.runs = results, runs
 
-    def table(self, name: str, frame: pd.DataFrame, shown: Grid) -> list[tuple[str, str]]:
+    def table(self, name: str, frame: pd.DataFrame, formatted: Grid) -> list[tuple[str, str]]:
         """Links that hold the table as CSV, LaTeX and Markdown."""
         return [
             (f"{name}.csv", _data_link("text/csv", frame.to_csv(index=False))),
-            (f"{name}.tex", _data_link("application/x-tex", latex(shown))),
-            (f"{name}.md", _data_link("text/markdown", grid.markdown(shown))),
+            (f"{name}.tex", _data_link("application/x-tex", latex(formatted))),
+            (f"{name}.md", _data_link("text/markdown", grid.markdown(formatted))),
         ]
 
     def config(self, config: dict[str, Any]) -> str:
@@ -79,7 +79,7 @@ class Embedded(Attachments):
 class Beside(Attachments):
     """The page links to `tables/`, `records/` and `study.json` in its own folder, as in a published study."""
 
-    def table(self, name: str, frame: pd.DataFrame, shown: Grid) -> list[tuple[str, str]]:
+    def table(self, name: str, frame: pd.DataFrame, formatted: Grid) -> list[tuple[str, str]]:
         """Links to the CSV and Markdown files in `tables/`."""
         return [(f"{name}.{ending}", f"tables/{name}.{ending}") for ending in ("csv", "md")]
 
@@ -115,8 +115,8 @@ def mlflow_runs(study_dir: Path, name: str) -> str:
         number = str(row[0]) if row else number
     # Without a workflow MLflow 3 shows the pages of its default one, about traces; sorted by time it hides a run in its
     # parent's row.
-    shown = "workflowType=machine_learning&orderByKey=metrics.%60speedup%60&orderByAsc=false"
-    return f"http://127.0.0.1:5000/#/experiments/{number}/runs?{shown}&searchFilter="
+    query = "workflowType=machine_learning&orderByKey=metrics.%60speedup%60&orderByAsc=false"
+    return f"http://127.0.0.1:5000/#/experiments/{number}/runs?{query}&searchFilter="
 
 
 def _data_link(kind: str, text: str) -> str:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from specrig.reporting.outline import OUTLINE, Block, Figure, Item, Medium, Section, Table, Text
+from specrig.reporting.items import Block, Figure, Item, Medium, Section, Table, Text
+from specrig.reporting.outline import OUTLINE
 from specrig.reporting.tables.files import frame_grid
 from specrig.results.grid import Grid
 from specrig.results.prose import DEFINITIONS
@@ -118,7 +119,7 @@ def _tables(item: Table, results: StudyResults, medium: Medium) -> Iterator[Read
     found = item.of(results)
     for part in found if isinstance(found, list | tuple) else [found]:
         if isinstance(part, DataTable):
-            yield ReadyTable(item, part.printed if medium == "print" else part.shown, part)
+            yield ReadyTable(item, part.printed if medium == "print" else part.formatted, part)
         elif isinstance(part, Grid):
             yield ReadyTable(item, part)
         elif isinstance(part, pd.DataFrame):

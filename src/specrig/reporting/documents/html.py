@@ -26,7 +26,8 @@ from specrig.reporting.documents.inline_svg import inline_svg
 from specrig.reporting.documents.samples import Sample, sample
 from specrig.reporting.figures.drawings import file_names, write_figures
 from specrig.reporting.figures.panels import PHONE
-from specrig.reporting.outline import Figure, figures
+from specrig.reporting.items import Figure
+from specrig.reporting.outline import figures
 from specrig.results import disturbed_cells, machine
 from specrig.results.grid import Grid, GridEntry, unbroken
 from specrig.results.labels import method_name, task_name
@@ -69,14 +70,14 @@ def _context(results: StudyResults, attachments: Attachments) -> dict[str, Any]:
 
     script = (files("specrig.reporting.documents") / "templates" / "report.js").read_text(encoding="utf-8")
     disturbed = disturbed_cells.caption_note(cells)
-    shown = contents(results, "html")
+    ready = contents(results, "html")
     return {
         "script": Markup(script),
         "script_hash": f"sha256-{b64encode(sha256(script.encode()).digest()).decode()}",
         "version": version("specrig"),
         "results": results,
-        "contents": shown,
-        "sections": [_section(section, results, attachments, links) for section in shown.sections],
+        "contents": ready,
+        "sections": [_section(section, results, attachments, links) for section in ready.sections],
         "repeats": sorted({int(count) for count in cells["repeats"]}),
         "advice": results.advice(links),
         "commit": machine.commit(results.environment),
@@ -101,18 +102,18 @@ def _section(section: ReadySection, results: StudyResults, attachments: Attachme
             grid = (
                 _with_links(item.grid, [links(row) for row in row_dicts(results.cells)]) if entry.linked else item.grid
             )
-            links = attachments.table(entry.name, data.frame, data.shown) if data and entry.file else []
+            links = attachments.table(entry.name, data.frame, data.formatted) if data and entry.file else []
             items.append({"kind": "table", "table": entry, "grid": grid, "links": links})
         else:
             items.append({"kind": "figure" if isinstance(item, Figure) else "block", "name": item.name})
     return {"name": section.section.name, "title": section.title, "entries": items}
 
 
-def _with_links(shown: Grid, links: list[list[GridEntry]]) -> Grid:
-    """`shown` with the entries `links` of each row in columns of their own, which files of the table do not have."""
+def _with_links(formatted: Grid, links: list[list[GridEntry]]) -> Grid:
+    """`formatted` with the entries `links` of each row in columns of their own, which files of the table do not have."""
     titles = [entry.text for entry in links[0]] if links else []
-    rows = [[*row, *entries] for row, entries in zip(shown.rows, links, strict=True)]
-    return replace(shown, header=[*shown.header, *titles], rows=rows, trailing=shown.trailing + len(titles))
+    rows = [[*row, *entries] for row, entries in zip(formatted.rows, links, strict=True)]
+    return replace(formatted, header=[*formatted.header, *titles], rows=rows, trailing=formatted.trailing + len(titles))
 
 
 def _drawings_of(study: StudyData) -> dict[str, list[tuple[str, Markup, str]]]:

@@ -11,7 +11,8 @@ from specrig.reporting.figures.panels import NOTHING
 from specrig.reporting.figures.style import GRID, INK, PAPER
 
 LEAST = 0.6
-"""A drawing is shrunk to its window, but not below this part of its size: then it scrolls, so that it stays readable."""
+"""A drawing is shrunk to its window, but not below this part of its size: then it scrolls, so that it stays readable.
+"""
 _UNUSED = r"<metadata>.*?</metadata>|<title>.*?</title>|<style.*?</style>"
 _FONT = r"font-family: [^;\"]*;? ?| transform=\"rotate\(-0 [^)]*\)\""
 _COLOURS = ((INK, "currentColor"), (PAPER, "var(--paper)"), (GRID, "var(--line)"))

@@ -10,7 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from specrig.measurement.records import write_atomically
 from specrig.reporting.documents.contents import Contents, Paragraph, Ready, ReadySection, ReadyTable
 from specrig.reporting.figures.panels import COLUMN, PAGE
-from specrig.reporting.outline import Block, Figure
+from specrig.reporting.items import Block, Figure
 from specrig.reporting.tables.latex import PACKAGES, STRIKING, escape, latex, over_pages
 from specrig.results.citations import BIBLIOGRAPHY
 from specrig.results.grid import Grid

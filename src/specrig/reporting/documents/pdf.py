@@ -14,7 +14,7 @@ from typing import Any
 
 from specrig.reporting.documents.contents import Contents, Paragraph, ReadySection, ReadyTable
 from specrig.reporting.figures.panels import PAGE
-from specrig.reporting.outline import Figure
+from specrig.reporting.items import Figure
 from specrig.results.citations import cited, reference
 from specrig.results.grid import Grid, GridEntry, unbroken
 from specrig.results.labels import DISTURBED_SIGN

@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol
 from specrig.measurement.recording import text_ends
 from specrig.measurement.records import Record, Run
 from specrig.models import gguf, hub
+from specrig.tasks.variants import variant_of
 
 Source = Literal["draft", "target"]
 
@@ -101,7 +102,7 @@ def sample(record: Record, study_dir: Path, config: dict[str, Any]) -> Sample:
     It has spans where the record knows which characters each token makes, or else where the target's tokenizer is on
     disk.
     """
-    prompt = _prompts(study_dir / "prompts" / f"{record.cell.task}.jsonl").get(record.prompt_id)
+    prompt = _prompts(study_dir / "prompts" / f"{variant_of(record.cell.task).task}.jsonl").get(record.prompt_id)
     text, ends = record.text, record.ends
     if ends is None and (tokenizer := _tokenizer(record.cell.pair, study_dir, config)):
         decode = partial(tokenizer.decode, skip_special_tokens=False)

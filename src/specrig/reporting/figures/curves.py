@@ -10,7 +10,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from specrig.reporting.figures.marks import mark
 from specrig.reporting.figures.panels import NothingError, Sheet, legend_below, make_panels, signs_note, unused_hidden
-from specrig.reporting.figures.style import INK, task_style
+from specrig.reporting.figures.style import INK, method_colour, method_marker, task_style
 from specrig.results.labels import BASELINES, method_name, method_order, task_name
 
 SMOOTH = "training (smoothed)"
@@ -50,6 +50,48 @@ def emitted_lengths(lengths: pd.DataFrame, tasks: list[str], sheet: Sheet) -> Fi
         row[0].set_ylabel("share of target passes")
     axes[0].yaxis.set_major_formatter(PERCENT)
     legend_below(figure, *axes[0].get_legend_handles_labels(), note=signs_note(lengths))
+    return figure
+
+
+PUBLISHED = (
+    ("EAGLE-3, Gemma-4-E4B", 256, 1.15, "NeMo AutoModel, issue 3073"),
+    ("EAGLE-3, Llama-3.1-8B", 25_000, 1.49, "speculators, examples/train: 5,000 samples, 5 epochs"),
+    ("P-EAGLE, Qwen3-8B", 25_000, 1.53, "the same"),
+    ("DFlash, Qwen3-8B", 25_000, 1.47, "the same"),
+    ("EAGLE-3, Qwen2.5-7B", 250_000, 1.94, "SpecForge, issue 128: 50,000 samples, 5 epochs"),
+    ("EAGLE-3, Qwen3-8B", 1_016_000, 2.82, "speculators, issue 610: 508,000 samples, 2 epochs"),
+)
+"""What others reported for chains: head and target, texts learnt from, acceptance length, where."""
+
+
+def learning(learnt: pd.DataFrame, sheet: Sheet) -> Figure:
+    """The acceptance to expect against texts learnt from: a line a draft or head, the published points beside them."""
+    if learnt.empty:
+        raise NothingError("no training of this study says how many texts it learnt from")
+    several = len(set(learnt["pair"])) > 1
+    figure, grid = make_panels(sheet, 1, 1, width=6.4, height=3.6)
+    ax = grid[0][0]
+    for (pair, model), line in learnt.groupby(["pair", "model"], sort=False):
+        label = f"{pair}: {model}" if several else str(model)
+        tips = [
+            f"{label}, {texts:,} texts: {tau:.2f}" for texts, tau in zip(line["texts"], line["tau_sim"], strict=True)
+        ]
+        method = "draft_model" if model == "draft" else str(model)  # most heads have their method's name
+        drawn = ax.plot(
+            line["texts"], line["tau_sim"], label=label, color=method_colour(method), marker=method_marker(method)
+        )
+        mark(drawn, label, tips)
+    reported = pd.DataFrame(PUBLISHED, columns=["name", "texts", "length", "source"])
+    others = "reported by others (8B and smaller targets)"
+    tips = [
+        f"{row.name}, {row.texts:,} texts: {row.length:.2f} ({row.source})" for row in reported.itertuples(index=False)
+    ]
+    mark(ax.plot(reported["texts"], reported["length"], "x", color=INK, label=others), others, tips)
+    ax.set_xscale("log")
+    ax.set_xlabel("texts learnt from (texts × epochs)")
+    ax.set_ylabel("expected tokens a round")
+    ax.set_ylim(bottom=1)
+    legend_below(figure, *ax.get_legend_handles_labels())
     return figure
 
 

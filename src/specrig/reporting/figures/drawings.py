@@ -10,7 +10,7 @@ from typing import Any
 
 import matplotlib as mpl
 
-from specrig.results.study_data import training_curves
+from specrig.results.study_data import learning_curves, training_curves
 
 mpl.use("Agg")
 
@@ -23,7 +23,9 @@ from specrig.analysis.acceptance import emitted_lengths
 from specrig.analysis.cells import IDENTITY, identity
 from specrig.measurement.records import Record, write_atomically
 from specrig.reporting.figures import curves, plots, ranking
+from specrig.reporting.figures.along import along
 from specrig.reporting.figures.batching import batching
+from specrig.reporting.figures.break_even_figure import break_even_figure
 from specrig.reporting.figures.engines_figure import engines_figure
 from specrig.reporting.figures.latency import latency
 from specrig.reporting.figures.marks import named
@@ -31,6 +33,7 @@ from specrig.reporting.figures.order_figure import order_figure
 from specrig.reporting.figures.panels import PAPER_SHEETS, PHONE, SCREEN, NothingError, Sheet, empty
 from specrig.reporting.figures.reported_figure import reported_against
 from specrig.reporting.figures.style import rc
+from specrig.reporting.figures.traffic_figure import traffic
 from specrig.reporting.outline import figures
 from specrig.results.study_data import read_study
 from specrig.results.study_results import StudyResults
@@ -83,13 +86,18 @@ def drawings(results: StudyResults) -> Iterator[Drawing]:
     first = next(iter(settings.values()))
     tasks = [task for task in study.tasks if task in set(first["task"])]
     yield Drawing("batching", "", lambda sheet: batching(first, tasks, sheet))
+    yield Drawing("traffic", "", lambda sheet: traffic(results.traffic.frame, results.crossovers, sheet))
     every = [members[0].cell for members in study.cells.values()]
     yield Drawing("latency", "", lambda sheet: latency(base_setting(first), every, tasks, sheet))
+    yield Drawing("turns", "", lambda sheet: along(results.turns, "turn", sheet))
+    yield Drawing("contexts", "", lambda sheet: along(results.contexts, "context", sheet))
     yield Drawing("engines", "", lambda sheet: engines_figure(base_setting(results.compared), study.tasks, sheet))
     yield Drawing("reported", "", lambda sheet: reported_against(results.judged, sheet))
     yield Drawing("order", "", lambda sheet: order_figure(results.orders, sheet))
     losses = training_curves(study.folder / "models")
     yield Drawing("training", "", lambda sheet: curves.training_loss(losses, sheet))
+    learnt = learning_curves(study.folder / "models")
+    yield Drawing("learning", "", lambda sheet: curves.learning(learnt, sheet))
     for name, item in figures().items():
         if item.draw is not None:
             yield Drawing(name, "", partial(item.draw, results))
@@ -153,6 +161,7 @@ def _of_setting(
         "ranking": lambda sheet: ranking.ranking(summary, tasks, sheet),
         "rounds": lambda sheet: ranking.rounds(best, sheet),
         "predicted": lambda sheet: plots.predicted(best, tasks, sheet),
+        "break_even": lambda sheet: break_even_figure(cells, tasks, sheet),
         "emitted_lengths": lambda sheet: curves.emitted_lengths(_lengths(measured, best), tasks, sheet),
     }
 

@@ -240,9 +240,8 @@ def note_below(figure: Figure, note: str) -> None:
 
 def _wrapped(figure: Figure, note: str) -> str:
     """`note` in lines that are not wider than the figure."""
-    signs = int(
-        figure.get_figwidth() * 72 / (0.56 * SMALL * plt.rcParams["font.size"])
-    )  # a letter's mean width is 0.56 of its size
+    # A letter's mean width is 0.56 of its size.
+    signs = int(figure.get_figwidth() * 72 / (0.56 * SMALL * plt.rcParams["font.size"]))
     return "\n".join(line for text in note.splitlines() for line in textwrap.wrap(text, signs))
 
 

@@ -81,8 +81,8 @@ def k_sweep(cells: pd.DataFrame, tasks: list[str], sheet: Sheet) -> Figure:
 
 
 def heat_map(summary: pd.DataFrame, tasks: list[str], sheet: Sheet) -> Figure:
-    """Speedup by method and k (rows, the fastest first) and task (columns), geometric mean last. Blue is above 1, orange
-    below.
+    """Speedup by method and k (rows, the fastest first) and task (columns), geometric mean last. Blue is above 1,
+    orange below.
     """
     check_compares(summary)
     summary = in_order(summary)
@@ -198,8 +198,8 @@ def predicted(cells: pd.DataFrame, tasks: list[str], sheet: Sheet) -> Figure:
     ax.set_ylabel("measured speedup")
     ax.xaxis.set_major_formatter(TIMES)
     ax.yaxis.set_major_formatter(TIMES)
-    shown = [task for task in tasks if task in set(cells["task"])]
+    present = [task for task in tasks if task in set(cells["task"])]
     plain: dict[str, Any] = {"color": INK, "linestyle": "none"}
-    handles = [Line2D([], [], marker=markers[task], label=task_name(task), **plain) for task in shown]
+    handles = [Line2D([], [], marker=markers[task], label=task_name(task), **plain) for task in present]
     legend_below(figure, [*method_handles(cells, lines=False), *handles], note=signs_note(cells))
     return figure

@@ -20,7 +20,7 @@ FAMILIES = {
     "one pass": "#8c6bb1",
     "none": "#7f8c99",
 }
-"""The colours of families (`Drafter.family`). Wong, Nature Methods 8, 441 (2011), and one more: told apart by all common
+"""The colours of families (`Drafter.family`). Wong, Nature Methods 8, 441 (2011), and one more: distinct for all common
 kinds of colour blindness, mid-toned enough for light and dark pages."""
 OTHERS = "#a6761d"
 """The colour of methods that are not registered (another's records)."""
@@ -89,7 +89,7 @@ def engine_style(engine: str, engines: list[str]) -> dict[str, Any]:
 def rc(size: float = 11) -> Any:
     """The matplotlib settings for figures whose text has `size` points: reproducible SVG with text as text (searchable,
     and a third of the size of outlines; the fonts it names are on most machines), PDF with embedded TrueType fonts
-    (which publishers ask for).
+    (which publishers require).
     """
     return {
         "svg.hashsalt": "specrig",

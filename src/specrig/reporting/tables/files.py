@@ -7,7 +7,8 @@ from pathlib import Path
 import pandas as pd
 
 from specrig.measurement.records import write_atomically
-from specrig.reporting.outline import Table, tables
+from specrig.reporting.items import Table
+from specrig.reporting.outline import tables
 from specrig.reporting.tables.latex import latex
 from specrig.results import grid
 from specrig.results.grid import Grid, GridEntry
@@ -30,7 +31,7 @@ def write_tables(study_dir: Path, out: Path, audit: pd.DataFrame | None = None) 
     for name, item in tables().items():
         table = data_table(item, results)
         write_atomically(out / f"{name}.csv", table.frame.to_csv(index=False))
-        write_atomically(out / f"{name}.md", grid.markdown(table.shown))
+        write_atomically(out / f"{name}.md", grid.markdown(table.formatted))
         write_atomically(out / f"{name}.tex", latex(table.printed))
     return [out / name for name in file_names()]
 

@@ -25,8 +25,8 @@ def write_quality(study: Study, out: Path) -> list[Path]:
 def write_quality_table(found: Iterable[Score], study: str, out: Path) -> list[Path]:
     """Write quality.csv, .md and .tex of these scores into `out`, and return their paths. study: the study's name."""
     table = quality_table(found)
-    shown = quality_grid(table, study)
-    texts = {"csv": table.to_csv(index=False), "md": grid.markdown(shown), "tex": latex(shown)}
+    formatted = quality_grid(table, study)
+    texts = {"csv": table.to_csv(index=False), "md": grid.markdown(formatted), "tex": latex(formatted)}
     for ending, text in texts.items():
         write_atomically(out / f"quality.{ending}", text)
     return [out / f"quality.{ending}" for ending in texts]
@@ -37,7 +37,7 @@ def study_scores(study: Study) -> list[Score]:
 
     Raises RecordError or PromptError for files that cannot be read.
     """
-    scorers = {task: study.rows.tasks[task].scorer.split() for task in study.tasks if study.rows.tasks[task].scorer}
+    scorers = {task: names for task in study.tasks if (names := study.scorers(task))}
     prompts = {task: {prompt.id: prompt for prompt in study.prompts_of(task, study.root)} for task in scorers}
     records = [record for record in read_study(study.root).records if record.cell.task in scorers]
     return scores(records, prompts, scorers, run_code=study.run_generated_code)

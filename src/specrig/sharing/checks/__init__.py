@@ -1,4 +1,6 @@
-"""What a publication's files must say of each other. No model, GPU or reference is needed: docs/publishing.md has a list."""
+"""What a publication's files must say of each other. No model, GPU or reference is needed: docs/publishing.md has a
+list.
+"""
 
 from __future__ import annotations
 

@@ -64,11 +64,11 @@ def prompts(study: Study, found: Sequence[Located]) -> tuple[list[str], list[str
         groups = [one.record.group for one in members]
         if not _unlike(members, expected) and groups != _groups(len(own), cell.batch_size) * study.repeats:
             differences.append(members[0].says(f"batches {groups} are not those of batch size {cell.batch_size}"))
-    asked = {task: study.grid.prompts_read(task) for task in longest}
+    requested = {task: study.grid.prompts_read(task) for task in longest}
     remarks = [
-        f"task {task}: {len(own)} prompts in every cell, study.json asks for {asked[task]}; has its file fewer?"
+        f"task {task}: {len(own)} prompts in every cell, study.json asks for {requested[task]}; has its file fewer?"
         for task, own in longest.items()
-        if len(own) < asked[task]
+        if len(own) < requested[task]
     ]
     return differences, remarks
 

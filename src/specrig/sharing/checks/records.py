@@ -70,7 +70,9 @@ def _rounds(run: Run, k: int) -> Iterator[str]:
         if emitted != accepted + 1 and not (last and emitted == accepted > 0):
             yield f"round {number} emitted {emitted} tokens, of which {accepted} were drafted and accepted"
     if not 0 <= run.overlap <= run.reached + 1e-6:
-        yield f"overlap {run.overlap:g} of {run.reached} reached positions, which makes alpha more than 1 or less than 0"
+        yield (
+            f"overlap {run.overlap:g} of {run.reached} reached positions, which makes alpha more than 1 or less than 0"
+        )
     if rounds.depth and run.reached > sum(rounds.depth):
         yield f"{run.reached} positions reached, {sum(rounds.depth)} drafted"
 

@@ -275,10 +275,10 @@ def _plain_decoding(comparison: StudyComparison) -> str:
 
 
 def _unmatched_methods(comparison: StudyComparison) -> str:
-    shown = {row.method for row in comparison.methods}
+    measured_by_both = {row.method for row in comparison.methods}
     found = []
     for side in (comparison.a, comparison.b):
-        alone = method_order(name for name in side.values("method") if name not in shown)
+        alone = method_order(name for name in side.values("method") if name not in measured_by_both)
         if alone:
             found.append(f"{listed(alone)} in {side.name}")
     return (

@@ -60,14 +60,14 @@ def methods_table(comparison: StudyComparison) -> Grid:
 
 def cells_table(comparison: StudyComparison, cells: Sequence[CellComparison]) -> Grid:
     """Every one of `cells`, which belong to the comparison."""
-    shown = _levels([cell.change.cell for cell in comparison.cells])
+    levels = _levels([cell.change.cell for cell in comparison.cells])
     rows = []
     for each in sorted(cells, key=lambda each: _position(comparison, each.change.cell)):
         change = each.change
         prompts = f"{change.units[0]}, one by one" if change.paired else f"{change.units[0]} and {change.units[1]}"
         rows.append(
             [
-                *_labels(change.cell, shown, lossless=bool(each.a["lossless"]), disturbed=any(each.disturbed)),
+                *_labels(change.cell, levels, lossless=bool(each.a["lossless"]), disturbed=any(each.disturbed)),
                 GridEntry(task_name(change.cell.task)),
                 *(_estimate(side, "speedup") for side in (each.a, each.b)),
                 _ratio(change.speedup),
@@ -80,11 +80,11 @@ def cells_table(comparison: StudyComparison, cells: Sequence[CellComparison]) ->
         )
     values = ["A", "B", "B / A", "relative change", "τ A", "τ B", "τ B / A"]
     return Grid(
-        [*_header(shown), "method", "k", "task", *values, "prompts", "possible cause"],
+        [*_header(levels), "method", "k", "task", *values, "prompts", "possible cause"],
         rows,
-        labels=len(shown) + 3,
+        labels=len(levels) + 3,
         trailing=2,
-        groups=len(shown),
+        groups=len(levels),
         caption="Speedup and acceptance length τ of each cell that both measured. In bold: changed beyond chance.",
         notes=_notes(cells),
     )
@@ -130,7 +130,7 @@ def as_values(comparison: StudyComparison) -> dict[str, Any]:
 def _means(comparison: StudyComparison) -> Grid:
     """Each setting's speedup over the tasks that both measured."""
     table = {cell.change.cell.name: cell for cell in comparison.cells}
-    shown = _levels([change.cell for change, _ in comparison.means])
+    levels = _levels([change.cell for change, _ in comparison.means])
     rows = []
     for change, beyond in sorted(comparison.means, key=lambda each: _position(comparison, each[0].cell)):
         cells = [table[change.cell.model_copy(update={"task": task}).name] for task in change.tasks]
@@ -138,7 +138,7 @@ def _means(comparison: StudyComparison) -> Grid:
         disturbed = any(any(cell.disturbed) for cell in cells)
         rows.append(
             [
-                *_labels(change.cell, shown, lossless=bool(cells[0].a["lossless"]), disturbed=disturbed),
+                *_labels(change.cell, levels, lossless=bool(cells[0].a["lossless"]), disturbed=disturbed),
                 GridEntry(str(len(change.tasks))),
                 *(GridEntry(grid.number(float(mean))) for mean in np.exp(np.log(speedups).mean(axis=0))),
                 _ratio(change.speedup),
@@ -146,10 +146,10 @@ def _means(comparison: StudyComparison) -> Grid:
             ]
         )
     return Grid(
-        [*_header(shown), "method", "k", "tasks", "A", "B", "B / A", "relative change"],
+        [*_header(levels), "method", "k", "tasks", "A", "B", "B / A", "relative change"],
         rows,
-        labels=len(shown) + 2,
-        groups=len(shown),
+        labels=len(levels) + 2,
+        groups=len(levels),
         caption="Speedup over plain decoding, geometric mean over the tasks that both measured, with 95 % intervals. "
         f"In bold: a relative change beyond chance, among these {len(rows)} judged together.",
         notes=_notes(comparison.cells),

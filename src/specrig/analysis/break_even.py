@@ -1,0 +1,64 @@
+"""Break-even: how many tokens a round must emit, and which acceptance that takes, for a speedup of 1 and of 1.5.
+
+A speedup of S takes τ ≥ S · cost of a round. The cost is measured: drafting d and verification v, both in units of the
+baseline's one-token pass, divided by the efficiency, which counts what the loop spends outside of passes. For a chain
+whose rounds draft all k tokens, Leviathan's equation 1 (2211.17192) turns τ into α.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from specrig.analysis.cells import IDENTITY, row_dicts
+from specrig.analysis.cost_model import required_alpha
+
+SPEEDUPS = (1.0, 1.5)
+"""The speedups for which the acceptance is computed."""
+KEYS = [name for name in IDENTITY if name != "task"]
+"""What a row of the table is about. Tasks are averaged, each counting alike."""
+NEEDED = [f"{name}_for_{speedup:g}" for name in ("tokens", "alpha") for speedup in SPEEDUPS]
+COLUMNS = [
+    *KEYS,
+    *["tasks", "lossless", "draft_cost_per_round", "verify_cost", "efficiency", "round_cost"],
+    *["acceptance_length", "alpha", *NEEDED],
+]
+FULL = 0.9
+"""From this share of k drafted positions a round on, a chain counts as drafting all of them."""
+
+
+def break_even(cells: pd.DataFrame) -> pd.DataFrame:
+    """One row for each engine, pair, method, variant, k, temperature and batch size, with the columns `COLUMNS`.
+
+    cells: a table of cells (`cells.cells_table`). round_cost: acceptance length / speedup, which is what a round took,
+    in times of the baseline's tokens. tokens_for_<S>: the τ that gives the speedup S at this cost. alpha_for_<S>: the α
+    that gives this τ, for a chain of k tokens; NaN for trees and for rounds that draft less, and where even α = 1 is
+    not enough. Costs of passes are NaN where the engine does not time them.
+    """
+    drafting = cells[(cells["k"] > 0) & (cells["speedup"] > 0)].assign(variant=cells["variant"].fillna(""))
+    drafting = drafting.dropna(subset=["acceptance_length"])
+    lengths = drafting["acceptance_length"]
+    drafting = drafting.assign(
+        round_cost=lengths / drafting["speedup"],
+        draft_cost_per_round=(lengths / drafting["predicted_speedup"] - drafting["verify_cost"]).clip(lower=0),
+        chain=np.isclose(drafting["acceptance_rate"].astype(float), drafting["depth_acceptance_rate"].astype(float)),
+    )
+    rows = [_row(frame) for _, frame in drafting.groupby(KEYS, sort=False)]
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def _row(cells: pd.DataFrame) -> dict[str, Any]:
+    """The row of one setting's cells, which differ in the task."""
+    measures = ["draft_cost_per_round", "verify_cost", "efficiency", "round_cost", "acceptance_length", "alpha"]
+    row = row_dicts(cells[KEYS])[0] | {name: float(cells[name].mean()) for name in measures}
+    row |= {"tasks": len(cells), "lossless": bool(cells["lossless"].all())}
+    drafted = row["draft_cost_per_round"] / float(cells["draft_cost"].mean() or np.nan)
+    chain = bool(cells["chain"].all()) and drafted >= FULL * row["k"]
+    for speedup in SPEEDUPS:
+        row[f"tokens_for_{speedup:g}"] = speedup * row["round_cost"]
+        # The whole cost stands in place of v, so that c is 0.
+        alpha = required_alpha(speedup, row["k"], 0.0, row["round_cost"]) if chain else None
+        row[f"alpha_for_{speedup:g}"] = np.nan if alpha is None else alpha
+    return row

@@ -1,0 +1,228 @@
+"""Measure servers under load: at each point method and baseline take turns, and each point is a record file of its own.
+
+A point that fails is listed in the index with the reason and does not stop the others. A later run measures the points
+whose files are missing or of another digest.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from hashlib import sha256
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from specrig.cell import digest
+from specrig.decoding.drafters import registry as methods
+from specrig.engines import registry as engines
+from specrig.engines.base import EngineError
+from specrig.engines.http import counters
+from specrig.engines.http.client import Completion, HttpEngine
+from specrig.engines.server import settled
+from specrig.measurement.blocks import baseline_of, seed_of
+from specrig.measurement.machine_state import MachineState
+from specrig.measurement.plan import gpus_used, method_modules, model_digests
+from specrig.measurement.progress import progress
+from specrig.measurement.records import Counts, RecordError, write_atomically
+from specrig.measurement.task_prompts import prepared
+from specrig.measurement.traffic.loops import Requests, closed_loop, open_loop
+from specrig.measurement.traffic.records import FOLDER, Turn, read_turns, write_turns
+from specrig.models.endpoint import endpoint_of
+from specrig.models.hub import at_commits
+from specrig.models.pair import PairFiles
+from specrig.provenance.digests import code_digest
+from specrig.provenance.environment import capture
+from specrig.provenance.trained_for import check_trained_for
+from specrig.runtime.gpus import resolve_device
+from specrig.study.traffic import Point, Traffic
+from specrig.tasks import Prompt
+
+if TYPE_CHECKING:
+    from specrig.study.study import Study
+
+
+ENDING_S = 5.0
+"""A server that refuses requests because it is ending gets so long to end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What one process measures: the points of a method on an engine and a pair."""
+
+    traffic: Traffic
+    seed: int
+    max_new_tokens: int
+    points: Sequence[Point]
+    prompts: dict[str, list[Prompt]]
+    digests: dict[Point, str]
+    folder: Path
+
+    def path(self, point: Point) -> Path:
+        """The point's record file."""
+        return self.folder / f"{point.slug}.jsonl"
+
+    @property
+    def pending(self) -> list[Point]:
+        """The points whose files are missing, damaged or of another digest."""
+        return [point for point in self.points if not _is_current(self.path(point), self.digests[point])]
+
+
+def measure_traffic(study: Study, engine: str, pair: str, method: str) -> None:
+    """Measure the points of a method that are not measured yet, and write their files and `index.json`.
+
+    Raises EngineError for what the study does not have, PromptError for unusable prompts, ModelError for a head that was
+    trained for another target.
+    """
+    points, traffic = study.grid.points.get((engine, pair, method)), study.traffic
+    if points is None or traffic is None:
+        raise EngineError(f"study {study.study} has no traffic for {engine}/{pair}/{method}")
+    kind = engines()[engine]
+    files = study.paths.pair_files(pair, study.root).only(methods()[method].needs)
+    device = resolve_device(study.device, gpus_used(kind, files.tensor_parallel))
+    prompts = {
+        task: prepared(study, task, files, study.root)[: traffic.prompts]
+        for task in {point.cell.task for point in points}
+    }
+    shared = [study.seed, study.max_new_tokens, study.threads, device, traffic.model_dump(exclude=_FOR_TABLES)]
+    shared += [model_digests(files), code_digest(__name__, *method_modules(engine, method))]
+    shared += [files.engine_options.get(engine, {}), files.dtype, files.tensor_parallel, files.max_model_len]
+    digests = {point: digest([point.model_dump(), shared, *_own(point, files, prompts)]) for point in points}
+    folder = study.root / FOLDER / engine / pair / method
+    plan = Plan(traffic, study.seed, study.max_new_tokens, points, prompts, digests, folder)
+    failed: dict[Point, str] = {}
+    if plan.pending:
+        check_trained_for(files)
+        with ExitStack() as open_things:
+            server = open_things.enter_context(kind(at_commits(files), device=device, threads=study.threads))
+            assert isinstance(server, HttpEngine)  # an engine that serves
+            server.limit_s = traffic.timeout_s
+            environment = capture(files, device=device, threads=study.threads) | server.environment()
+            failed = _climb(plan, server)
+        write_atomically(folder / "environment.json", json.dumps(environment, indent=1))
+    _write_index(plan, failed)
+
+
+_FOR_TABLES = {"goodput", "concurrency", "rate"}
+"""Keys of `traffic:` that change no request of a point."""
+
+
+def _own(point: Point, files: PairFiles, prompts: dict[str, list[Prompt]]) -> tuple[object, ...]:
+    """What decides a point besides what all share."""
+    servers = [endpoint_of(each, files.servers) for each in (point.cell, baseline_of(point.cell))]
+    return servers, [(prompt.id, prompt.text) for prompt in prompts[point.cell.task]]
+
+
+def _climb(plan: Plan, server: HttpEngine) -> dict[Point, str]:
+    """Measure the pending points; returns why points failed.
+
+    Where method and baseline run at the same time they take turns at one load after the other. Else each start is used
+    for all loads.
+    """
+    pending, turns = plan.pending, range(plan.traffic.turns)
+    found: dict[Point, list[Turn]] = {point: [] for point in pending}
+    failed: dict[Point, str] = {}
+    sides = [(turn, is_baseline) for turn in turns for is_baseline in (turn % 2 == 0, turn % 2 == 1)]
+    by_turn = [(point, side) for side in sides for point in pending]
+    order = list(product(pending, sides)) if server.beside else by_turn
+    machine = MachineState(server.device, here=server.loads_pairs, in_process=False)
+    title = f"traffic {server.name}/{server.pair.name}/{pending[0].cell.method}"
+    with progress(title, len(order)) as advance:
+        for point, (turn, is_baseline) in order:
+            if point not in failed:
+                try:
+                    found[point].append(_turn(plan, server, machine, point, turn, is_baseline))
+                except Exception as error:
+                    failed[point] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+                    print(f"{point.name} failed: {failed[point]}", file=sys.stderr)
+            if len(found[point]) == len(sides):
+                write_turns(plan.path(point), found[point])
+            advance(f"{point.load:g}")
+    return failed
+
+
+def _turn(plan: Plan, server: HttpEngine, machine: MachineState, point: Point, turn: int, is_baseline: bool) -> Turn:
+    """One turn. Raises EngineError where the server ended, or answers no more."""
+    cell = baseline_of(point.cell) if is_baseline else point.cell
+    cell = cell.model_copy(update={"batch_size": plan.traffic.slots})
+    prompts = plan.prompts[cell.task]
+    encoded = [server.encode(prompt.text) for prompt in prompts]
+    seeds = [seed_of(plan.seed, cell.task, prompt.id, 0) for prompt in prompts]
+    server.ready(cell)
+
+    def send(number: int) -> Completion:
+        place = number % len(prompts)
+        return server.stream(cell, encoded[place], max_new_tokens=plan.max_new_tokens, seed=seeds[place])
+
+    counted = _share(plan.traffic.requests, turn, plan.traffic.turns)
+    at_once = int(point.load) if point.loop == "closed" else 1
+    before, load, processor = server.counters(cell), machine.begin(), time.process_time()
+    began = datetime.now(UTC).isoformat(timespec="seconds")
+    requests = Requests(
+        send,
+        [prompt.id for prompt in prompts],
+        warmup=max(plan.traffic.warmup, at_once),
+        counted=counted,
+        at_once=at_once,
+    )
+    if point.loop == "closed":
+        closed_loop(requests, at_once)
+    else:
+        open_loop(requests, point.load, plan.traffic.burstiness, plan.seed + turn)
+    processor = time.process_time() - processor
+    side = "the baseline" if is_baseline else cell.method
+    answered = [request for request in requests.found if not request.error]
+    gave_up = sum(request.part == "counted" for request in requests.found) < counted
+    broken = any(request.error and not request.timed_out for request in requests.found)
+    if reason := server.ended(cell, within_s=ENDING_S if gave_up or broken else 0.0):
+        raise EngineError(f"{side}: {reason}")
+    if gave_up:
+        errors = [request.error for request in requests.found if request.error]
+        raise EngineError(
+            f"{side}: it gave {len(answered)} answers to {len(requests.found)} requests and then none: {errors[0]}"
+        )
+    tokens = sum(len(request.tokens) for request in answered)
+    if len(answered) == len(requests.found):
+        after = settled(server.counters, cell, before, tokens)
+    else:  # nobody knows how many tokens the others cost the server
+        after = server.counters(cell)
+    found = counters.counts(before, after, tokens - len(answered) + 1)
+    return Turn(
+        point=point,
+        digest=plan.digests[point],
+        turn=turn,
+        is_baseline=is_baseline,
+        began=began,
+        client_cpu_s=processor,
+        counts=None if found is None else Counts.model_validate(found, from_attributes=True),
+        load=machine.since(load),
+        requests=requests.found,
+    )
+
+
+def _share(total: int, turn: int, turns: int) -> int:
+    """How many of `total` requests a turn has."""
+    return max(total * (turn + 1) // turns - total * turn // turns, 1)
+
+
+def _is_current(path: Path, expected: str) -> bool:
+    try:
+        return path.is_file() and all(turn.digest == expected for turn in read_turns(path))
+    except RecordError:
+        return False
+
+
+def _write_index(plan: Plan, failed: dict[Point, str]) -> None:
+    def entries() -> Iterator[tuple[str, dict[str, str]]]:
+        for point in plan.points:
+            if point not in failed:
+                sums = sha256(plan.path(point).read_bytes()).hexdigest()
+                yield point.slug, {"records": plan.path(point).name, "sha256": sums, "digest": plan.digests[point]}
+
+    index = {"points": dict(entries()), "failed": {point.slug: why for point, why in failed.items()}}
+    write_atomically(plan.folder / "index.json", json.dumps(index, indent=1))

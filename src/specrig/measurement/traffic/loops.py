@@ -1,0 +1,116 @@
+"""Send the requests of one turn: a closed loop keeps so many under way, an open loop sends them as they arrive.
+
+Each request waits in a thread of its own, and nothing but the server decides how long. The times are those of the
+client's own `Completion`: when tokens arrived, by the server's token ids, without a tokenizer.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Lock
+from typing import Any
+
+import numpy as np
+
+from specrig.engines.base import EngineError
+from specrig.engines.http.client import CONNECTIONS, Completion, TimedOutError
+from specrig.measurement.traffic.records import Request
+
+Send = Callable[[int], Completion]
+"""Sends request number n, from 0, and returns its answer. Raises EngineError."""
+LOOK_S = 0.5
+"""How often an open loop that waits for the next arrival looks whether the turn is over."""
+GIVE_UP = 8
+"""After so many failures in a row, and no fewer than are under way, a turn sends no more."""
+
+
+class Requests:
+    """The requests of one turn: which number is next, what became of each, and when the turn is over."""
+
+    def __init__(self, send: Send, prompt_ids: Sequence[str], *, warmup: int, counted: int, at_once: int) -> None:
+        """warmup, counted: how many; at_once: how many are under way in a closed loop."""
+        self._send, self._prompt_ids = send, prompt_ids
+        self._warmup, self._counted, self._give_up = warmup, counted, max(GIVE_UP, at_once)
+        self._lock, self._began = Lock(), time.perf_counter()
+        self._next = self._done = self._failed_in_a_row = 0
+        self._found: dict[int, Request] = {}
+
+    @property
+    def found(self) -> list[Request]:
+        """Every request that was sent, in order."""
+        return [self._found[number] for number in sorted(self._found)]
+
+    def clock(self) -> float:
+        """Seconds since the turn began."""
+        return time.perf_counter() - self._began
+
+    @property
+    def over(self) -> bool:
+        """Whether all that count are done, or the server answers no more."""
+        return self._done >= self._counted or self._failed_in_a_row >= self._give_up
+
+    def next(self) -> int | None:
+        """The number of the next request; None: the turn is over, or as many as count were sent to cool down."""
+        with self._lock:
+            if self.over or self._next >= self._warmup + 2 * self._counted:
+                return None
+            self._next += 1
+            return self._next - 1
+
+    def request(self, number: int, due_s: float | None = None) -> None:
+        """Send a request and note what became of it. due_s: None means now."""
+        sent = self.clock()
+        due = sent if due_s is None else due_s
+        place = number - self._warmup
+        part = "warm-up" if place < 0 else "counted" if place < self._counted else "cool-down"
+        about: dict[str, Any] = {"prompt_id": self._prompt_ids[number % len(self._prompt_ids)], "part": part}
+        about |= {"due_s": due, "sent_s": sent}
+        try:
+            reply = self._send(number)
+            if not reply.tokens:
+                raise EngineError("the answer held no token")
+            times = {"first_s": sent + reply.arrivals[0][0], "last_s": sent + reply.arrivals[-1][0]}
+            made = Request.model_validate(
+                about | times | {"first_tokens": reply.arrivals[0][1], "tokens": reply.tokens}
+            )
+        except EngineError as error:
+            why = {"error": str(error).splitlines()[0], "timed_out": isinstance(error, TimedOutError)}
+            made = Request.model_validate(about | why | {"last_s": self.clock()})
+        with self._lock:
+            self._found[number] = made
+            self._done += part == "counted"
+            self._failed_in_a_row = self._failed_in_a_row + 1 if made.error else 0
+
+
+def closed_loop(requests: Requests, concurrency: int) -> None:
+    """Keep `concurrency` requests under way until all that count are done; those still under way end by themselves."""
+
+    def work() -> None:
+        while (number := requests.next()) is not None:
+            requests.request(number)
+
+    with ThreadPoolExecutor(concurrency) as pool:
+        sent = [pool.submit(work) for _ in range(concurrency)]
+    _raise_errors(sent)
+
+
+def open_loop(requests: Requests, rate: float, burstiness: float, seed: int) -> None:
+    """Send requests as they arrive until all that count are done.
+
+    rate: a second; the times between arrivals are gamma distributed with the shape `burstiness` and the mean 1 / rate.
+    """
+    random, due, sent = np.random.default_rng(seed), 0.0, []
+    with ThreadPoolExecutor(4 * CONNECTIONS) as pool:
+        while (number := requests.next()) is not None:
+            sent.append(pool.submit(requests.request, number, due))
+            due += float(random.gamma(burstiness, 1 / (rate * burstiness)))
+            while (wait := due - requests.clock()) > 0 and not requests.over:
+                time.sleep(min(wait, LOOK_S))
+    _raise_errors(sent)
+
+
+def _raise_errors(sent: Iterable[Future[None]]) -> None:
+    for future in sent:
+        future.result()

@@ -1,0 +1,131 @@
+"""The table of servers under load, and the sentence that says from how many requests at once speculation does not pay."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pandas as pd
+
+from specrig.analysis.cells import row_dicts
+from specrig.analysis.statistics import LEVEL
+from specrig.analysis.traffic import TAIL
+from specrig.results import grid
+from specrig.results.grid import Grid, GridEntry, number, percent
+from specrig.results.labels import method_name, task_name
+
+CAPTION = (
+    f"Servers under load, method and baseline in turns, with {percent(LEVEL)} intervals over blocks of time. Load: "
+    "requests at once, or arriving a second. Errors: requests without an answer, time-outs first; each counts as infinitely late. "
+    "τ: tokens of a pass by the server's own counters. Same: the share of answers that equal the baseline's first "
+    "answer to the same prompt. Client: processor time of the client, as a share of one core."
+)
+FEW = f"–: too few requests, {TAIL} must lie beyond a percentile, or too few blocks for an interval."
+SATURATED = (
+    "§ more requests arrive than the server answers: it has no steady latency, so the figures grow with the length of "
+    "the run."
+)
+LATE = "¶ the client was late by more than a tenth of the median latency; latencies count from when a request was due."
+
+
+def traffic_grid(table: pd.DataFrame, study: str, *, short: bool = False) -> Grid:
+    """`analysis.traffic.traffic_table` for readers. short: the columns that fit on paper."""
+    columns: dict[str, Any] = {
+        "load": _load,
+        "method": lambda row: GridEntry(_name(row)),
+        "sent": lambda row: GridEntry(str(row["sent"])),
+        "errors": lambda row: GridEntry(_errors(row)),
+        "tokens/s": lambda row: grid.measured(row, "tokens_per_s", 1, units=row["counted"]),
+        "speedup": lambda row: grid.measured(row, "speedup", units=None),
+        "TTFT p50 (ms)": lambda row: _time(row, "ttft_p50"),
+        "a token p50 (ms)": lambda row: _time(row, "tpot_p50"),
+        "latency p50 (ms)": lambda row: _time(row, "latency_p50"),
+        "p95": lambda row: _time(row, "latency_p95"),
+        "p99": lambda row: _time(row, "latency_p99"),
+        "goodput/s": lambda row: grid.measured(row, "goodput", units=None),
+        "τ": lambda row: GridEntry(number(row["acceptance_length"])),
+        "same": lambda row: GridEntry(percent(row["identical"])),
+        "client": lambda row: GridEntry(percent(row["client_share"])),
+    }
+    if short:
+        columns = {
+            name: columns[name]
+            for name in ("load", "method", "errors", "tokens/s", "speedup", "latency p50 (ms)", "p95", "τ")
+        }
+    rows = [
+        [
+            GridEntry(row["engine"]),
+            GridEntry(row["pair"]),
+            GridEntry(task_name(row["task"])),
+            GridEntry(f"{row['temperature']:g}"),
+        ]
+        + [entry(row) for entry in columns.values()]
+        for row in row_dicts(table)
+    ]
+    notes = [FEW] if len(table) else []
+    notes += [SATURATED] if table["saturated"].astype(bool).any() else []
+    notes += [LATE] if table["client_late"].astype(bool).any() else []
+    return Grid(
+        header=["engine", "pair", "task", "T", *columns],
+        rows=rows,
+        labels=6,
+        groups=4,
+        caption=CAPTION,
+        label=f"tab:{study}-traffic",
+        notes=notes,
+    )
+
+
+def _load(row: dict[str, Any]) -> GridEntry:
+    signs = (" §" if row["saturated"] else "") + (" ¶" if row["client_late"] else "")
+    return GridEntry(f"{row['load']:g}{'' if row['loop'] == 'closed' else '/s'}{signs}")
+
+
+def _name(row: dict[str, Any]) -> str:
+    name = method_name(row["method"], variant=row["variant"]) + (f" k={row['k']}" if row["k"] else "")
+    return f"plain, beside {name}" if row["side"] == "baseline" else name
+
+
+def _errors(row: dict[str, Any]) -> str:
+    return f"{row['timed_out']} + {row['other_errors']}" if row["timed_out"] or row["other_errors"] else "0"
+
+
+def _time(row: dict[str, Any], name: str) -> GridEntry:
+    if math.isinf(row[name]):
+        return GridEntry("∞")
+    return grid.measured(row, name, 0, units=None if math.isnan(row[name]) else 0, scale=1000)
+
+
+def crossover_sentences(crossovers: pd.DataFrame) -> list[str]:
+    """One sentence a curve: from how many requests at once the method does not pay."""
+    found = []
+    for row in row_dicts(crossovers):
+        name = method_name(row["method"], variant=row["variant"])
+        where = (
+            f"{name} (k = {row['k']}, {row['engine']}, {row['pair']}, {task_name(row['task'])}, T = "
+            f"{row['temperature']:g})"
+        )
+        value, low, high = (row[f"crossover{end}"] for end in ("", "_low", "_high"))
+        spread = (
+            ""
+            if math.isnan(low) or math.isnan(high)
+            else f", {percent(LEVEL)} interval {_at(low, row)} to {_at(high, row)}"
+        )
+        if value == 0:
+            found.append(
+                f"{where} is slower than plain decoding at every load{spread and f' (crossover{spread[1:]})'}."
+            )
+        elif math.isinf(value):
+            found.append(
+                f"{where} pays at every measured load, up to {row['most']:g} requests at "
+                f"once{spread and f' (crossover{spread[1:]})'}."
+            )
+        elif not math.isnan(value):
+            found.append(f"{where} pays up to {value:.1f} requests at once{spread}.")
+    return found
+
+
+def _at(value: float, row: dict[str, Any]) -> str:
+    return (
+        "below the smallest load" if value == 0 else f"beyond {row['most']:g}" if math.isinf(value) else f"{value:.1f}"
+    )

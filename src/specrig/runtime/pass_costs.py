@@ -1,0 +1,38 @@
+"""What a pass of n tokens costs beside a pass of one, measured on the device that decodes."""
+
+from __future__ import annotations
+
+import torch
+
+from specrig.runtime.model import CachedModel
+
+WIDTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)
+"""Tokens a row of the passes that are timed."""
+REPEATS = 4
+
+
+@torch.inference_mode()
+def pass_costs(model: CachedModel) -> list[float]:
+    """Time of passes of 1, 2, ... tokens a row over that of a pass of one, for the rows and the context that it holds.
+
+    The context stays as it is. Each width counts with its fastest run, since everything else on a machine only adds
+    time; widths take turns. Between the widths that were timed the cost is drawn straight. It never falls with the
+    width: a wider pass can do what a narrower one does.
+    """
+    room = model.cache.slots - max(model.lengths)
+    widths = [width for width in WIDTHS if width <= room]
+    fastest = dict.fromkeys(widths, float("inf"))
+    tokens = torch.zeros((model.cache.batch_size, max(widths, default=1)), dtype=torch.long, device=model.device)
+    for _ in range(REPEATS):
+        for width in widths:
+            started = model.now()
+            model.forward(tokens[:, :width])
+            fastest[width] = min(fastest[width], model.now() - started)
+    model.watch.clear()
+    costs, known = [1.0], 1
+    for width in widths[1:]:
+        cost = max(fastest[width] / fastest[1], costs[-1])
+        step = (cost - costs[-1]) / (width - known)
+        costs += [costs[-1] + step * more for more in range(1, width - known + 1)]
+        known = width
+    return costs

@@ -1,0 +1,126 @@
+"""`specrig pack-weights`: a trained draft or head as a folder to give away, with a card that says what it is.
+
+The weights are stored in bfloat16, half of what a training writes. The card holds what the training's own files say:
+text, steps, hours, held-out acceptance; and where a study measured the model, its acceptance length and speedup.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from safetensors.torch import load_file, save_file
+
+from specrig import __version__, heads
+from specrig.decoding.drafters import registry
+from specrig.heads.base import TrainingError
+from specrig.provenance.environment import TRAINED_FOR, processor
+from specrig.provenance.trained_for import noted
+from specrig.study.study import Study
+from specrig.training.stages import FILES, TEXT
+
+CARD = "README.md"
+WEIGHTS = "model.safetensors"
+
+
+def pack_weights(study: Study, pair: str, model: str, to: Path, licence: str) -> Path:
+    """Write the model that a study has trained for a pair to the folder `to`/`model`, and return it.
+
+    licence: an SPDX identifier, the target's. Raises TrainingError where the study has not trained it.
+    """
+    models = study.root / "models" / pair
+    source, folder = models / model, to / model
+    lacking = [name for name in (*FILES, TRAINED_FOR) if not (source / name).is_file()]
+    if lacking:
+        raise TrainingError(
+            f"{source}: {', '.join(lacking)} is missing; train it first with "
+            f"`specrig train --study {study.root / 'study.json'} --pair {pair} --model {model}`"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {
+        name: tensor.bfloat16() if tensor.is_floating_point() else tensor
+        for name, tensor in load_file(source / WEIGHTS).items()
+    }
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    for file in source.iterdir():
+        if file.suffix == ".json":  # its config, its target, of a draft its tokenizer
+            shutil.copyfile(file, folder / file.name)
+    (folder / CARD).write_text(_card(study, pair, model, folder, licence), encoding="utf-8")
+    return folder
+
+
+def _card(study: Study, pair: str, model: str, folder: Path, licence: str) -> str:
+    source, about = study.root / "models" / pair / model, noted(str(folder))
+    kind = heads.trained().get(model)
+    title = "Draft model" if kind is None else f"{kind.title} head"
+    target = study.rows.pairs[pair].target
+    weights = folder / WEIGHTS
+    parameters = sum(tensor.numel() for tensor in load_file(weights).values() if tensor.is_floating_point())
+    lines = [json.loads(line) for line in (source / "training.jsonl").read_text(encoding="utf-8").splitlines()]
+    seen = max(line.get("tokens", 0) for line in lines)
+    steps, last = lines[-1]["step"], [line for line in lines if "tau_sim" in line][-1:]
+    machine = processor()
+    facts = {
+        "Target": f"`{target}`, SHA-256 {about['identity']}",
+        "Size": f"{parameters / 1e6:.1f} million parameters, {weights.stat().st_size / 1e6:.1f} MB in bfloat16",
+        "SHA-256": hashlib.sha256(weights.read_bytes()).hexdigest(),
+        "Learnt from": _text(study.root / "models" / pair / TEXT),
+        "Training": f"{steps:,} steps, {seen:,} tokens seen, {_hours(lines):.1f} hours",
+        "Machine": f"{machine['model']}, {machine['cores']} cores; SpecRig {__version__}",
+        "Licence": licence,
+    }
+    for line in last:
+        depths = ", ".join(f"{share:.2f}" for share in line["acceptance"])
+        facts["Held-out text of the same kinds"] = f"tokens 1 to {len(line['acceptance'])} right in {depths} of cases"
+    own = "\n".join(f"| {name} | {value} |" for name, value in facts.items())
+    settings = study.training.draft_training if kind is None else study.training.head(kind.name)
+    return (
+        f"---\nlicense: {licence.lower()}\ntags: [speculative-decoding]\n---\n# {title} for {Path(target).name}\n\nIt "
+        "drafts for the target alone; with another one `specrig` refuses it. Its row in `pairs.tsv`: "
+        f"`{_row(model, folder)}`.\n\n| | |\n|---|---|\n{own}\n\n{_measured(study, model)}## "
+        f"Settings\n\n```json\n{settings.model_dump_json(indent=1)}\n```\n"
+    )
+
+
+def _row(model: str, folder: Path) -> str:
+    return str(folder) if model == "draft" else f"{model}={folder}"
+
+
+def _text(file: Path) -> str:
+    """What it learnt from, in words."""
+    found = load_file(file)
+    tokens, written = found["train.tokens"], found["train.written"]
+    whole = (written * torch.arange(1, written.shape[1] + 1)).amax(1).sum()
+    return f"{len(tokens):,} texts of {int(whole):,} tokens, of which the target wrote {int(written.sum()):,}"
+
+
+def _hours(lines: list[dict[str, Any]]) -> float:
+    """Of all sittings: where a training was cut, its clock begins again."""
+    seconds = [float(line["seconds"]) for line in lines]
+    ends = [before for before, after in itertools.pairwise(seconds) if after < before]
+    return sum([*ends, seconds[-1]]) / 3600
+
+
+def _measured(study: Study, model: str) -> str:
+    """Acceptance lengths and speedups that the study measured with the model; empty before it has tables."""
+    table = study.root / "tables" / "cells.csv"
+    if not table.is_file():
+        return ""
+    cells = pd.read_csv(table)
+    cells = cells[[model in registry()[method].needs for method in cells["method"]]]
+    rows = [
+        f"| {cell.method} | {cell.k} | {cell.task} | {cell.temperature:g} | {cell.acceptance_length:.2f} | "
+        f"{cell.speedup:.2f} [{cell.speedup_low:.2f}, {cell.speedup_high:.2f}] |"
+        for cell in cells.itertuples()
+        if cell.batch_size == 1
+    ]
+    head = (
+        "## Measured\n\n| method | k | task | temperature | acceptance length | speedup |\n|---|---|---|---|---|---|\n"
+    )
+    return head + "\n".join(rows) + "\n\n" if rows else ""

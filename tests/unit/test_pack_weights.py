@@ -1,0 +1,62 @@
+"""Weights to give away: half the size, the same head, with a card of facts that the training's files hold."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from specrig.heads.base import TrainingError
+from specrig.provenance.environment import TRAINED_FOR
+from specrig.sharing.weights import pack_weights
+from specrig.study.load import load_study
+
+STUDY = Path(__file__).parents[2] / "configs/embedded.yaml"
+
+
+def test_a_card_says_what_the_weights_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = load_study(STUDY)
+    monkeypatch.setattr(type(study), "root", tmp_path / "results")
+    models = study.root / "models/embedded"
+    with pytest.raises(TrainingError, match=r"specrig train .* --pair embedded --model medusa"):
+        pack_weights(study, "embedded", "medusa", tmp_path / "weights", "Apache-2.0")
+    (models / "medusa").mkdir(parents=True)
+    tensors = {"lm_heads.0.weight": torch.randn(6, 4), "token_map": torch.arange(6)}
+    save_file(tensors, models / "medusa/model.safetensors")
+    save_file(
+        {
+            "train.tokens": torch.ones(2, 5, dtype=torch.long),
+            "train.written": torch.tensor([[0, 0, 1, 1, 0], [0, 1, 1, 1, 1]]).bool(),
+        },
+        models / "text.safetensors",
+    )
+    for name, content in (
+        ("config.json", {"hidden_size": 4}),
+        (TRAINED_FOR, {"target": "a target", "identity": "ab12"}),
+    ):
+        (models / "medusa" / name).write_text(json.dumps(content))
+    # Cut after an hour, then half an hour more.
+    curve = [
+        {"step": 1, "tokens": 10, "seconds": 3600.0, "loss": 2.0},
+        {"step": 2, "tokens": 2000, "seconds": 1800.0, "loss": 1.0},
+        {"step": 2, "seconds": 1800.0, "acceptance": [0.5, 0.25], "tau_sim": 1.6},
+    ]
+    (models / "medusa/training.jsonl").write_text("".join(json.dumps(line) + "\n" for line in curve))
+    folder = pack_weights(study, "embedded", "medusa", tmp_path / "weights", "Apache-2.0")
+    found = load_file(folder / "model.safetensors")
+    assert found["lm_heads.0.weight"].dtype == torch.bfloat16 and torch.equal(found["token_map"], tensors["token_map"])
+    assert sorted(file.name for file in folder.iterdir()) == [
+        "README.md",
+        "config.json",
+        "model.safetensors",
+        TRAINED_FOR,
+    ]
+    card = (folder / "README.md").read_text()
+    for fact in ("Medusa head", "ab12", "2 texts of 9 tokens, of which the target wrote 6", "2 steps, 2,000 tokens "
+    "seen, 1.5 hours",
+                 "0.50, 0.25", "license: apache-2.0", "medusa="):  # fmt: skip
+        assert fact in card, fact
+    assert str(tmp_path / "results") not in card

