@@ -367,7 +367,7 @@ UNFINDABLE: dict[str, tuple[Forge, str]] = {
         "Times of methods scaled",
     ),
     "another environment": (better_machine, "The machine and its software"),
-    "tokens replaced on both sides everywhere": (renamed_tokens, "Tokens replaced on both sides"),
+    "tokens replaced on both sides everywhere": (renamed_tokens, "Tokens replaced in method and baseline"),
     "a method removed from study.json too": (unlisted, "Cells that the study never listed"),
     "a likelier p-value": (likelier, "p-values of sampled outputs"),
 }

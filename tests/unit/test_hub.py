@@ -149,10 +149,10 @@ def test_a_trained_head_from_the_hub(hub: HubServer, specrig: Command, tmp_path:
     assert downloads(hub, "tiny/head") == {head}
 
 
-def test_engines_that_serve_are_told_the_revisions(tmp_path: Path) -> None:
+def test_engines_that_serve_get_the_revisions(tmp_path: Path) -> None:
     from specrig.cell import Cell
     from specrig.engines.sglang import Sglang
-    from specrig.engines.vllm.speculation import METHODS
+    from specrig.engines.vllm.speculation import speculation_of
     from specrig.models.pair import PairFiles
 
     row = Pair.model_validate({"pair": "p", "target": "o/t", "heads": f"eagle=o/e@v1 medusa={tmp_path}/a@b"})
@@ -163,9 +163,7 @@ def test_engines_that_serve_are_told_the_revisions(tmp_path: Path) -> None:
     output = {}
     for method in ("draft_model", "eagle", "medusa"):
         cell = Cell(engine="vllm", pair="p", method=method, k=3, task="t", temperature=0.0)
-        configure = METHODS[method]
-        assert configure is not None
-        output[method] = configure(cell, pair).get("revision")
+        output[method] = speculation_of(cell, pair, "greedy")["speculative_config"].get("revision")
     assert output == {"draft_model": "v2", "eagle": "v1", "medusa": None}
     cell = Cell(engine="sglang", pair="p", method="eagle", k=3, task="t", temperature=0.0)
     words = Sglang(replace(pair, target=str(STORIES), draft=None), device="cpu", threads=1).arguments(cell)

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 def assisted(method: str) -> bool:
     """Whether `generate` drafts for the method: assisted generation or prompt lookup."""
-    return bool(foreign("transformers")[method].method)
+    known = foreign("transformers").get(method)
+    return known is not None and bool(known.method)
 
 
 class PassRecorder:

@@ -1,14 +1,12 @@
 """The report, section by section: HTML, PDF and the folder for papers render this one outline.
 
-A table or a figure costs one place, its entry here: the workflow's files, the captions of Snakemake's report,
-`tables/`, `figures/` and all three documents follow from it (CONTRIBUTING.md has an example). No pandas: the workflow
-reads the names.
+A table or a figure costs one place, its entry here: the workflow's files, captions in Snakemake's report, `tables/`,
+`figures/` and all documents follow from it (CONTRIBUTING.md has an example). No pandas: the workflow reads the names.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from specrig.analysis.statistics import LEVEL
 from specrig.reporting.items import Block, Figure, Item, Section, Table, Text
@@ -274,12 +272,12 @@ OUTLINE = (
                 "break_even",
                 "Tokens that a round must emit to be as fast as plain decoding (solid) and half as fast again (dashed), against k; marks: "
                 "tokens that it emitted on each task. Methods with several k.",
-                "Tokens that a round must emit for speedups of 1 and 1.5, against k, beside those that it emitted on each task.",
+                "Tokens that a round must emit to pay off, against k, beside those that it emitted on each task.",
             ),
             Table(
                 "break_even",
                 lambda results: results.break_even,
-                "The measured cost of a round, and the acceptance that a speedup of 1 and of 1.5 takes, by method, k and batch size.",
+                "The measured cost of a round, and the acceptance that it takes to pay off, by method, k and batch size.",
                 fold="acceptance needed, by method and k",
             ),
         ),
@@ -498,9 +496,5 @@ def figures() -> dict[str, Figure]:
 
 def captions() -> dict[str, str]:
     """File name in `workflow/report/` -> the caption that Snakemake's report takes from it."""
-    kinds: dict[str, dict[str, Any]] = {"table": tables(), "figure": figures()}
-    return {
-        f"{kind}-{name}.rst": f"{item.file or item.caption}\n"
-        for kind, found in kinds.items()
-        for name, item in found.items()
-    }
+    found: list[Table | Figure] = [*tables().values(), *figures().values()]
+    return {f"{type(item).__name__.lower()}-{item.name}.rst": f"{item.file or item.caption}\n" for item in found}

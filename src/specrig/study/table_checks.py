@@ -228,7 +228,10 @@ def _check_contexts(study: Study, problems: Problems) -> None:
         if row.trained_in("target") is not None:
             limit = study.training.target.context if row.base is None else None
         else:
-            config = gguf.config(row.target) if gguf.is_gguf(row.target) else facts.config_at_hand(row.target)
+            try:
+                config = gguf.config(row.target) if gguf.is_gguf(row.target) else facts.config_at_hand(row.target)
+            except ModelError:
+                continue  # reported as a problem of the pair
             limit = (config or {}).get("max_position_embeddings")
         for index, context in enumerate(study.contexts):
             if limit is not None and context > limit:

@@ -46,7 +46,8 @@ def break_even_figure(cells: pd.DataFrame, tasks: list[str], sheet: Sheet) -> Fi
             values = line[f"tokens_for_{speedup:g}"]
             what = f"needed for {speedup:g}×"
             tips = [tip(f"{label}, k = {k}, {what}", value) for k, value in zip(line["k"], values, strict=True)]
-            mark(ax.plot(line["k"], values, color=style["color"], linestyle=dashes), what, tips)
+            line_style: dict[str, Any] = {"color": style["color"], "linestyle": dashes, "marker": ".", "markersize": 3}
+            mark(ax.plot(line["k"], values, **line_style), what, tips)
         for task in tasks:
             here = frame[frame["task"] == task].sort_values("k")
             own: dict[str, Any] = {**task_style(task, tasks), "linestyle": "none"}
