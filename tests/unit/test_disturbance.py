@@ -30,6 +30,7 @@ from specrig.analysis.efficiency import explained_efficiency
 from specrig.analysis.statistics import robust_variation
 from specrig.audit.toy_pair import build
 from specrig.cell import Cell
+from specrig.measurement import machine_state
 from specrig.measurement.machine_state import MachineState
 from specrig.measurement.records import NOT_RECORDED, Load, Probe, Record, read_records, replicate_folder, write_records
 from specrig.measurement.runner import measure
@@ -192,6 +193,24 @@ def test_an_efficiency_that_nothing_explains() -> None:
     assert any("its times do not fit each other" in text for _, text in reasons(records))
 
 
+@pytest.mark.parametrize("factor", [1.0, 5.0])
+def test_a_last_batch_of_fewer_prompts_is_no_disturbance(factor: float) -> None:
+    """Batches of four, four and one, whose baseline decodes alone: the last gains nothing, and nothing is wrong."""
+    records = [
+        record.model_copy(
+            update={
+                "group": place // 4,
+                "baseline_alone": True,
+                "run": first.baseline,
+                "baseline": first.baseline,
+            }
+        )
+        for place, (record, first) in enumerate((record, quiet()[0]) for record in quiet(prompts=9))
+    ]
+    records = [slower(record, factor if record.group == 0 else 1.0, "run") for record in records]
+    assert any("do not fit" in text for _, text in reasons(records)) is (factor > 1)
+
+
 def test_robust_variation_is_that_of_a_normal_sample_and_ignores_a_stray() -> None:
     values = np.random.default_rng(0).normal(100, 5, 4001).tolist()
     assert robust_variation(values) == pytest.approx(0.05, rel=0.1)
@@ -257,6 +276,34 @@ def test_a_suspended_process_is_seen() -> None:
             update={"run": record.run.model_copy(update={"load": Load(**line["load"])})}
         )
     assert any("one generation was held for" in text for _, text in reasons(records))
+
+
+@pytest.mark.parametrize(
+    ("speeds", "expected", "made"),
+    [
+        ([50.0, 100.0, 99.0], [100.0, 99.0], 3),  # the first one alone is never believed
+        ([100.0, 100.0, 50.0, 98.0, 97.0], [100.0, 98.0, 97.0], 5),  # one moment
+        ([100.0, 100.0, 50.0, 51.0, 49.0, 50.0, 60.0, 50.0, 50.0, 50.0], [100.0, 51.0, 60.0], 10),  # a busy machine
+    ],
+)
+def test_a_probe_of_a_bad_moment_is_made_again(
+    speeds: list[float], expected: list[float], made: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = list(speeds)
+
+    def measured(device: str) -> dict[str, Any]:
+        return {
+            "when": "2026-01-01T10:00:00+00:00",
+            "copy_gb_s": 30.0,
+            "product_gflop_s": left.pop(0),
+            "load_1min": 1.0,
+        }
+
+    monkeypatch.setattr(machine_state, "probe", measured)
+    monkeypatch.setattr(machine_state, "REST_S", 0.0)
+    machine = MachineState("cpu")
+    found = [machine.probe(anew=True) for _ in expected]
+    assert [one.product_gflop_s for one in found if one] == expected and len(speeds) - len(left) == made
 
 
 def test_a_probe_says_what_the_machine_can_do() -> None:

@@ -4,21 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from flaws import cell
 
-from specrig.audit.identity import DIGITS, first_divergence, spacing, summary, units_of
-from specrig.measurement.records import Record, Rounds, Run
-
-
-def run(tokens: list[int]) -> Run:
-    return Run(tokens=tokens, stop="length", rounds=Rounds(), ttft_s=0.1, prefill_s=0.1, decode_s=1.0)
-
-
-def record(found: list[int], expected: list[int]) -> Record:
-    return Record(
-        cell=cell("ngram", 0.0), digest="-", prompt_id="p", group=0, seed=0, prompt_tokens=2, text="", baseline_text="",
-        run=run(found), baseline=run(expected),
-    )  # fmt: skip
+from specrig.audit.identity import DIGITS, Answer, first_divergence, spacing, summary, units_of
 
 
 def test_the_first_divergence_is_found_with_both_logits() -> None:
@@ -28,7 +15,7 @@ def test_the_first_divergence_is_found_with_both_logits() -> None:
         calls.append(list(tokens))  # type: ignore[call-overload]
         return [0.0, 1.0, 2.5, 2.4999]
 
-    divergence = first_divergence(record([5, 3, 9], [5, 2, 9]), [7, 8], logits, "float32")
+    divergence = first_divergence(Answer("p", [5, 3, 9], [5, 2, 9]), [7, 8], logits, "float32")
     assert divergence is not None
     assert calls == [[7, 8, 5]]
     assert (divergence.position, divergence.expected, divergence.found) == (1, 2, 3)
@@ -37,10 +24,10 @@ def test_the_first_divergence_is_found_with_both_logits() -> None:
 
 def test_a_truncated_output_is_no_match() -> None:
     """A comparison that zips two outputs, and so ends with the shorter one, would pass this one."""
-    divergence = first_divergence(record([5, 3], [5, 3, 9]), [7], lambda _: [0.0] * 10, "bfloat16")
+    divergence = first_divergence(Answer("p", [5, 3], [5, 3, 9]), [7], lambda _: [0.0] * 10, "bfloat16")
     assert divergence is not None
     assert divergence.gap == float("inf") and not divergence.tie
-    assert first_divergence(record([5, 3], [5, 3]), [7], lambda _: [0.0] * 10, "bfloat16") is None
+    assert first_divergence(Answer("p", [5, 3], [5, 3]), [7], lambda _: [0.0] * 10, "bfloat16") is None
 
 
 @pytest.mark.parametrize("dtype", DIGITS)
@@ -60,10 +47,10 @@ def test_a_tie_is_a_matter_of_the_precisions_units() -> None:
     """
     near, far = [0.0, 20.0, 20.4], [0.0, 20.0, 22.0]
     for scores, dtype, expected in ((near, "bfloat16", True), (far, "bfloat16", False), (near, "float32", False)):
-        divergence = first_divergence(record([1], [2]), [0], lambda _, scores=scores: scores, dtype)
+        divergence = first_divergence(Answer("p", [1], [2]), [0], lambda _, scores=scores: scores, dtype)
         assert divergence is not None and divergence.tie is expected
     tie, failure = (
-        first_divergence(record([1], [2]), [0], lambda _, s=scores: s, "bfloat16") for scores in (near, far)
+        first_divergence(Answer("p", [1], [2]), [0], lambda _, s=scores: s, "bfloat16") for scores in (near, far)
     )
     assert tie is not None and failure is not None
     assert summary([tie], 4) == (

@@ -19,13 +19,16 @@ import pytest
 import yaml
 from inference_server import STORIES, InferenceServer
 
+from specrig.analysis.cells import row_dicts
 from specrig.analysis.traffic import crossovers, traffic_table
+from specrig.audit.identity import UNDER_LOAD
+from specrig.audit.run import audit_records
 from specrig.audit.toy_pair import build
 from specrig.cell import Cell
 from specrig.engines.llamacpp import LlamaCpp
 from specrig.engines.native import Native
 from specrig.engines.vllm_server import VllmServer
-from specrig.measurement.records import Counts, RecordError
+from specrig.measurement.records import Counts, RecordError, study_records
 from specrig.measurement.runner import measure
 from specrig.measurement.traffic.ladder import measure_traffic
 from specrig.measurement.traffic.records import Request, Turn, damaged_points, read_turns, study_turns
@@ -36,6 +39,7 @@ from specrig.reporting.tables.files import write_tables
 from specrig.results.study_data import read_study
 from specrig.results.traffic_table import crossover_sentences
 from specrig.sharing.archive import pack, unpack
+from specrig.sharing.checks.audit import audit_differences
 from specrig.study.load import load_study
 from specrig.study.problems import StudyError
 from specrig.study.study import Study
@@ -245,6 +249,18 @@ def test_figures_of_a_load_are_those_it_was_made_with() -> None:
     assert math.isnan(baseline["acceptance_length"])
 
 
+@pytest.mark.parametrize(("slower", "expected"), [(1.0, 1.0), (2.0, 3 / 7)])
+def test_the_prediction_follows_from_plain_decoding_at_other_loads(slower: float, expected: float) -> None:
+    """Passes of 4 tokens take `slower` times as long as those of one, and those of 5 lie on the same line."""
+    points = [turns_at(load, {True: seconds, False: 1.0}, 600) for load, seconds in ((1, 1.0), (4, slower))]
+    table = traffic_table(points, Limits())
+    first = table[table["side"] == "method"].iloc[0]
+    assert first["drafted_per_pass"] == 4
+    assert first["predicted_speedup"] == pytest.approx(first["acceptance_length"] * expected, rel=0.05)
+    assert table[table["side"] == "baseline"]["predicted_speedup"].isna().all()
+    assert traffic_table(points[:1], Limits())["predicted_speedup"].isna().all(), "one load has no line"
+
+
 def test_percentiles_need_requests_beyond_them_and_failures_are_infinitely_late() -> None:
     few = traffic_table([turns_at(1, {True: 1.0, False: 1.0}, 201)], Limits()).iloc[1]
     assert not math.isnan(few["latency_p95"]) and math.isnan(few["latency_p99"]) and math.isnan(few["goodput"])
@@ -322,6 +338,35 @@ def test_a_study_has_its_traffic_in_tables_figure_and_page(make_study: MakeStudy
     assert damaged_points(folder) == ["index.json"]
     with pytest.raises(RecordError, match=r"ngram/index\.json: damaged \("):
         study_turns(study.root)
+
+
+def test_the_audit_judges_answers_under_load(make_study: MakeStudy, urls: dict[str, str]) -> None:
+    study = make_study({"concurrency": [2], "requests": 6, "turns": 1}, servers=named(urls))
+    measure(study, "server", "p", ["ngram"])
+    measure_traffic(study, "server", "p", "ngram")
+    (point,) = study_turns(study.root)[0].values()
+    out = study.root / "audit/records.csv"
+
+    def audited(turns: list[Turn]) -> dict[str, Any]:
+        audit_records(study, study_records(study.root / "records"), study.root, out, [turns])
+        (row,) = (row for row in row_dicts(pd.read_csv(out)) if row["test"] == UNDER_LOAD)
+        return row
+
+    def contradicted(turns: list[Turn]) -> list[str]:
+        found = audit_differences(study.root, study, list(study.grid.cells), [], [turns])
+        return [text for text in found if UNDER_LOAD in text]
+
+    served = sum(len(turn.requests) for turn in point if not turn.is_baseline)
+    row = audited(point)
+    assert row["passed"] and row["samples"] == row["identical"] == served and row["ks"] == K
+    assert contradicted(point) == []
+    wrong = [turn.model_copy(deep=True) for turn in point]
+    tokens = next(turn for turn in wrong if not turn.is_baseline).requests[0].tokens
+    tokens[2] = (tokens[2] + 1) % 500
+    assert any("identical to plain decoding's" in text for text in contradicted(wrong)), "the audit of other answers"
+    row = audited(wrong)
+    assert not row["passed"] and row["identical"] == served - 1 and "1 differ otherwise" in row["finding"]
+    assert contradicted(wrong) == []
 
 
 @pytest.mark.parametrize(

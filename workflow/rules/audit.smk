@@ -27,6 +27,7 @@ rule audit_exact:
 rule audit:
     input:
         records=MEASURED,
+        loaded=UNDER_LOAD,
     output:
         f"{ROOT}/audit/records.csv",
     log:

@@ -148,7 +148,14 @@ def _baseline(records: Sequence[Record]) -> list[str]:
 
 
 def _efficiency(records: Sequence[Record]) -> list[str]:
-    """Reasons from a speedup that does not follow from the passes that were measured with it."""
+    """Reasons from a speedup that does not follow from the passes that were measured with it.
+
+    Only full batches are compared: a last batch of fewer prompts gains less by itself, not because something disturbed
+    it.
+    """
+    batches = groups(records)
+    full = max(map(len, batches))
+    records = [record for members in batches if len(members) == full for record in members]
     predicted = cost_model.predicted_speedup(acceptance_length(records), cost_model.pass_costs(records))
     found, explained = cost_model.efficiency(speedup(group_times(records)), predicted), explained_efficiency(records)
     if not (math.isfinite(found) and math.isfinite(explained)) or 1 / EFFICIENCY <= found / explained <= EFFICIENCY:

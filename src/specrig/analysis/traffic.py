@@ -18,7 +18,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from specrig.analysis.statistics import UNKNOWN, Estimate, Interval, interval, ratio
-from specrig.measurement.traffic.records import Request, Turn
+from specrig.measurement.traffic.records import Request, Turn, first_answers
 from specrig.study.traffic import Limits
 
 BLOCKS = 4
@@ -42,9 +42,7 @@ def traffic_table(points: Iterable[Sequence[Turn]], limits: Limits) -> pd.DataFr
         about = cell.model_dump(include={*SETTING}) | {"loop": point.loop, "load": point.load}
         sides = {side: [turn for turn in turns if turn.is_baseline is side] for side in (True, False)}
         rates = {side: tokens_per_s(found) for side, found in sides.items()}
-        reference = {
-            request.prompt_id: request.tokens for request in reversed(sides[True][0].requests) if request.tokens
-        }
+        reference = first_answers(turns)
         for side, found in sides.items():
             row = about | {"side": "baseline" if side else "method"} | _side(found, limits)
             row |= _with_interval("tokens_per_s", rates[side])
@@ -59,7 +57,34 @@ def traffic_table(points: Iterable[Sequence[Turn]], limits: Limits) -> pd.DataFr
             ]
             row["identical"] = float(np.mean(same)) if same and cell.temperature == 0 else math.nan
             rows.append(row)
-    return pd.DataFrame(rows, columns=COLUMNS)
+    table = pd.DataFrame(rows, columns=COLUMNS)
+    return table.assign(predicted_speedup=predicted(table))
+
+
+def predicted(table: pd.DataFrame) -> pd.Series:
+    """The speedup of each closed load that follows from plain decoding's own throughput; NaN where it is not known.
+
+    A pass over m tokens takes t(m) = m / (tokens/s of plain decoding with m requests at once), whether they belong to m
+    requests or to the drafts of fewer: v(b·n) of the cost model (docs/methods/cost_model.md). b requests that emit τ
+    tokens a pass of n each are then τ · t(b) / t(b·n) times as fast. t is a straight line between loads, and beyond the
+    largest one it goes on like the last line. Drafting is taken to be free.
+    """
+    closed = table[(table["loop"] == "closed") & (table["tokens_per_s"] > 0)]
+    plain = closed[closed["side"] == "baseline"]
+    setting = ["engine", "pair", "task", "temperature"]
+    found = pd.Series(math.nan, table.index, dtype=float)
+    for key, rows in closed[closed["side"] == "method"].groupby(setting, sort=False):
+        own = plain[(plain[setting] == list(key)).all(axis=1)]
+        passes = (own["load"] / own["tokens_per_s"]).groupby(own["load"]).median()
+        if len(passes) < 2:
+            continue
+        loads, seconds = passes.index.to_numpy(float), passes.to_numpy(float)
+        last = (seconds[-1] - seconds[-2]) / (loads[-1] - loads[-2])
+        for place, row in rows.iterrows():
+            wide = row["load"] * (1 + row["drafted_per_pass"])
+            time = np.interp(wide, loads, seconds) + max(wide - loads[-1], 0.0) * last
+            found[place] = row["acceptance_length"] * float(passes[row["load"]]) / time
+    return found
 
 
 def _side(turns: Sequence[Turn], limits: Limits) -> dict[str, Any]:
@@ -127,7 +152,8 @@ COLUMNS = [
     *(f"speedup{end}" for end in ENDS),
     *(f"{name}_p{percent}{end}" for name in TIMES for percent in PERCENTILES for end in ENDS),
     *(f"goodput{end}" for end in ENDS),
-    *("met", "acceptance_length", "acceptance_rate", "identical", "client_share", "late_s", "saturated", "client_late"),
+    *("met", "acceptance_length", "acceptance_rate", "drafted_per_pass", "predicted_speedup"),
+    *("identical", "client_share", "late_s", "saturated", "client_late"),
 ]
 _UNKNOWN = Estimate(math.nan, math.nan, math.nan)
 
@@ -182,7 +208,7 @@ def percentile(values: NDArray[np.float64], blocks: NDArray[np.int64], percent: 
 
 
 def _acceptance(turns: Sequence[Turn]) -> dict[str, float]:
-    """By the server's own counters over the turns: tokens of a pass, and accepted / drafted tokens."""
+    """By the server's own counters over the turns: tokens of a pass, accepted / drafted tokens, drafted tokens a pass."""
     counts = [turn.counts for turn in turns if turn.counts is not None]
     passes, drafted, accepted = (
         sum(getattr(each, name) or 0 for each in counts) for name in ("rounds", "drafted", "accepted")
@@ -193,6 +219,7 @@ def _acceptance(turns: Sequence[Turn]) -> dict[str, float]:
     return {
         "acceptance_length": decoded / passes if passes else math.nan,
         "acceptance_rate": accepted / drafted if drafted else math.nan,
+        "drafted_per_pass": drafted / passes if passes else math.nan,
     }
 
 

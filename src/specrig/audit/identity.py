@@ -11,19 +11,48 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specrig.measurement.records import Record
+from specrig.measurement.traffic.records import Turn, first_answers
 
 DIGITS = {"float32": 23, "float16": 10, "bfloat16": 7}
 """Binary digits behind the point of a precision's numbers."""
 TIE_UNITS = {"float32": 1024.0, "float16": 8.0, "bfloat16": 8.0}
 """Largest gap between two logits that counts as a tie, in units of `spacing` at the larger one (docs/audit.md)."""
 
+IDENTITY, UNDER_LOAD = "token identity", "token identity under load"
+"""Names of the tests: of records, and of servers' answers to many requests at once."""
+
 Logits = Callable[[Sequence[int]], Sequence[float] | NDArray[np.float32]]
 """The target's logits after a sequence of token ids."""
+
+
+class Answer(NamedTuple):
+    """An output beside the baseline's to the same prompt, both as token ids."""
+
+    prompt_id: str
+    found: list[int]
+    expected: list[int]
+
+
+def answer(record: Record) -> Answer:
+    """A record's output and its baseline's."""
+    return Answer(record.prompt_id, record.run.tokens, record.baseline.tokens)
+
+
+def served_answers(turns: Sequence[Turn]) -> list[Answer]:
+    """The method's answers under one load, each beside the baseline's first answer to its prompt, of which there is one."""
+    first = first_answers(turns)
+    return [
+        Answer(request.prompt_id, request.tokens, first[request.prompt_id])
+        for turn in turns
+        for request in turn.requests
+        if not turn.is_baseline and request.tokens and request.prompt_id in first
+    ]
 
 
 def units_of(dtype: str) -> str:
@@ -79,9 +108,9 @@ class Divergence:
         )
 
 
-def first_divergence(record: Record, prompt: Sequence[int], logits: Logits, dtype: str) -> Divergence | None:
-    """The first difference between a record's output and its baseline's, lengths included; None when they are equal."""
-    found, expected = record.run.tokens, record.baseline.tokens
+def first_divergence(answer: Answer, prompt: Sequence[int], logits: Logits, dtype: str) -> Divergence | None:
+    """The first difference between an output and the baseline's, lengths included; None when they are equal."""
+    prompt_id, found, expected = answer
     if found == expected:
         return None
     at = next(
@@ -90,9 +119,9 @@ def first_divergence(record: Record, prompt: Sequence[int], logits: Logits, dtyp
     ours = found[at] if at < len(found) else None
     theirs = expected[at] if at < len(expected) else None
     if ours is None or theirs is None:
-        return Divergence(record.prompt_id, at, theirs, ours, float("inf"), float("-inf"), dtype)
+        return Divergence(prompt_id, at, theirs, ours, float("inf"), float("-inf"), dtype)
     scores = logits([*prompt, *expected[:at]])
-    return Divergence(record.prompt_id, at, theirs, ours, float(scores[theirs]), float(scores[ours]), dtype)
+    return Divergence(prompt_id, at, theirs, ours, float(scores[theirs]), float(scores[ours]), dtype)
 
 
 def summary(divergences: Sequence[Divergence], outputs: int) -> str:

@@ -13,7 +13,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specrig.audit.identity import first_divergence
+from specrig.audit.identity import Answer, first_divergence
 from specrig.cell import Cell
 from specrig.engines import registry
 from specrig.engines.base import EngineError
@@ -101,15 +101,12 @@ def generate(record: Record, study: Study, files: PairFiles, root: Path) -> Refe
 
 def check_baseline(record: Record, found: list[int], own: ReferenceOutput, dtype: str) -> BaselineCheck:
     """Compare the tokens `found` with what transformers generated."""
-    as_run = record.baseline.model_copy(update={"tokens": found})
-    as_baseline = record.baseline.model_copy(update={"tokens": own.tokens})
-    ours = record.model_copy(update={"run": as_run, "baseline": as_baseline})
 
     def logits(tokens: Sequence[int]) -> list[float]:
         scores: list[float] = own.logits[len(tokens) - len(own.prompt)].tolist()
         return scores
 
-    divergence = first_divergence(ours, own.prompt, logits, dtype)
+    divergence = first_divergence(Answer(record.prompt_id, found, own.tokens), own.prompt, logits, dtype)
     if divergence is None:
         return BaselineCheck(
             record, True, f"{record.prompt_id}: the same {len(found)} tokens after {len(own.prompt)} of prompt"

@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from specrig.audit.identity import first_divergence, summary
+from specrig.audit.identity import (
+    IDENTITY,
+    UNDER_LOAD,
+    Answer,
+    answer,
+    first_divergence,
+    served_answers,
+    summary,
+)
 from specrig.audit.multiple_testing import audited_cells, strictest_level
 from specrig.audit.positions import transform, uniformity
 from specrig.audit.reference import TEST, BaselineCheck, check_baselines
@@ -33,6 +41,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from specrig.engines.native import Native
+    from specrig.measurement.traffic.records import Turn
     from specrig.study.study import Study
 
 COLUMNS = [
@@ -85,11 +94,15 @@ def _exact(study: Study, probe: Cell) -> Outcome:
     return Outcome(test, ks, found.samples, finding, found.p_value)
 
 
-def audit_records(study: Study, records: Sequence[Record], root: Path, out: Path) -> None:
+def audit_records(
+    study: Study, records: Sequence[Record], root: Path, out: Path, points: Iterable[Sequence[Turn]] = ()
+) -> None:
     """Test a study's records: plain decoding against transformers, token identity at temperature 0, uniformity above;
-    writes `out`.
+    writes `out`. points: turns of servers under load; their answers at temperature 0 are tested alike.
     """
     rows = []
+    greedy = (turns for turns in points if turns[0].point.cell.temperature == 0 and served_answers(turns))
+    under_load = sorted(greedy, key=_point_order)
     records = [record for record in records if record.simulated_acceptance is None]  # these have no true output
     for pair, found_of_pair in groupby(sorted(records, key=_order), key=lambda record: record.cell.pair):
         target, members = AuditTarget(study, pair, root), list(found_of_pair)
@@ -104,6 +117,8 @@ def audit_records(study: Study, records: Sequence[Record], root: Path, out: Path
                 )
             except (EngineError, ModelError) as error:
                 rows.append(_judged(found, "not tested", float("nan"), False, found[0].lossless, str(error)))
+        of_pair = (turns for turns in under_load if turns[0].point.cell.pair == pair)
+        rows += [_served(list(loads), target) for _, loads in groupby(of_pair, key=_point_order)]
     _write(rows, out)
 
 
@@ -185,21 +200,36 @@ def _baseline(made: BaselineCheck) -> dict[str, Any]:
 
 
 def _identity(records: list[Record], target: AuditTarget) -> dict[str, Any]:
-    precision = engines()[records[0].cell.engine].precision(target.files)
-    divergences = [
-        divergence
-        for record in records
-        if record.run.tokens != record.baseline.tokens
-        and (
-            divergence := first_divergence(
-                record, target.prompts(record.cell.task)[record.prompt_id], target.scores, precision
-            )
-        )
+    cell, lossless = records[0].cell, records[0].lossless
+    passed, identical, finding = _compared([answer(record) for record in records], cell, target)
+    row = _judged(records, IDENTITY, float("nan"), passed or not lossless, lossless, finding)
+    return row | {"identical": identical}
+
+
+def _served(loads: list[Sequence[Turn]], target: AuditTarget) -> dict[str, Any]:
+    """The row of a method's answers under load, those of all loads together."""
+    cells = [turns[0].point.cell for turns in loads]
+    answers = [each for turns in loads for each in served_answers(turns)]
+    ks, lossless = _ks({cell.k for cell in cells}), is_lossless(cells[0])
+    try:
+        passed, identical, finding = _compared(answers, cells[0], target)
+    except (EngineError, ModelError) as error:
+        return _row(cells[0], lossless, Outcome(UNDER_LOAD, ks, len(answers), f"not tested: {error}", passed=False))
+    outcome = Outcome(UNDER_LOAD, ks, len(answers), finding, passed=passed, identical=identical)
+    return _row(cells[0], lossless, outcome)
+
+
+def _compared(answers: Sequence[Answer], cell: Cell, target: AuditTarget) -> tuple[bool, int, str]:
+    """(whether rounding explains all differences, how many answers are identical, the finding in words)."""
+    precision = engines()[cell.engine].precision(target.files)
+    found = [
+        first_divergence(each, target.prompts(cell.task)[each.prompt_id], target.scores, precision)
+        for each in answers
+        if each.found != each.expected
     ]
-    lossless, identical = records[0].lossless, len(records) - len(divergences)
-    passed = all(divergence.tie for divergence in divergences) or not lossless
-    finding = summary(divergences, len(records))
-    return _judged(records, "token identity", float("nan"), passed, lossless, finding) | {"identical": identical}
+    divergences = [divergence for divergence in found if divergence]
+    tied = all(divergence.tie for divergence in divergences)
+    return tied, len(answers) - len(divergences), summary(divergences, len(answers))
 
 
 def _positions(records: list[Record], target: AuditTarget, seed: int) -> dict[str, Any]:
@@ -219,16 +249,26 @@ def _positions(records: list[Record], target: AuditTarget, seed: int) -> dict[st
 
 
 def _order(record: Record) -> tuple[str, str, str, str, str, float]:
-    cell = record.cell
+    return _cell_order(record.cell)
+
+
+def _point_order(turns: Sequence[Turn]) -> tuple[str, str, str, str, str, float]:
+    return _cell_order(turns[0].point.cell)
+
+
+def _cell_order(cell: Cell) -> tuple[str, str, str, str, str, float]:
     return cell.pair, cell.engine, cell.method, cell.variant, cell.task, cell.temperature
 
 
 def _judged(
     records: list[Record], test: str, p_value: float, passed: bool | None, lossless: bool, finding: str
 ) -> dict[str, Any]:
-    ks = sorted({record.cell.k for record in records})
-    label = str(ks[0]) if len(ks) == 1 else f"{ks[0]}–{ks[-1]}"
-    return _row(records[0].cell, lossless, Outcome(test, label, len(records), finding, p_value, passed))
+    ks = _ks({record.cell.k for record in records})
+    return _row(records[0].cell, lossless, Outcome(test, ks, len(records), finding, p_value, passed))
+
+
+def _ks(ks: set[int]) -> str:
+    return str(min(ks)) if len(ks) == 1 else f"{min(ks)}–{max(ks)}"
 
 
 def _row(cell: Cell, lossless: bool, outcome: Outcome) -> dict[str, Any]:

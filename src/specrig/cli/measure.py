@@ -126,11 +126,12 @@ def audit(study: StudyFile = DEFAULT) -> None:
 
     from specrig.audit.run import audit_records
     from specrig.measurement.records import study_records
+    from specrig.measurement.traffic.records import study_turns
     from specrig.results.audit_tables import identity
 
     loaded = load(study)
     records, out = study_records(loaded.root / "records", loaded.replicates), loaded.root / "audit" / "records.csv"
-    audit_records(loaded, records, loaded.root, out)
+    audit_records(loaded, records, loaded.root, out, study_turns(loaded.root)[0].values())
     if text := identity(pd.read_csv(out)):
         typer.echo(text)
 

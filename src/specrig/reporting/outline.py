@@ -1,7 +1,6 @@
-"""The report, section by section: HTML, PDF and the folder for papers render this one outline.
-
-A table or a figure costs one place, its entry here: the workflow's files, captions in Snakemake's report, `tables/`,
-`figures/` and all documents follow from it (CONTRIBUTING.md has an example). No pandas: the workflow reads the names.
+"""The report, section by section, as HTML, PDF and the folder for papers render it. A table or a figure costs one place,
+its entry here (CONTRIBUTING.md has an example): the workflow's files, captions, `tables/` and `figures/` follow from it.
+It needs no pandas: the workflow reads the names.
 """
 
 from __future__ import annotations
@@ -81,6 +80,7 @@ OUTLINE = (
                 "other half chose, with 95 % intervals.",
             ),
         ),
+        condition=lambda results: results.cells.groupby(["method", "variant"], dropna=False)["k"].nunique().gt(1).any(),
     ),
     Section(
         "batches",
@@ -485,7 +485,7 @@ def items() -> Iterator[Item]:
 
 
 def tables() -> dict[str, Table]:
-    """The tables that are files in `tables/`, by name."""
+    """Name -> table, of those that are files."""
     return {item.name: item for item in items() if isinstance(item, Table) and item.file}
 
 

@@ -7,6 +7,7 @@ from typing import Any, cast
 import pandas as pd
 
 from specrig.analysis.cells import row_dicts
+from specrig.audit.identity import IDENTITY, UNDER_LOAD
 from specrig.audit.multiple_testing import FAMILY_WISE
 from specrig.results.grid import Grid, GridEntry
 from specrig.results.labels import method_name, method_order, task_name
@@ -14,7 +15,7 @@ from specrig.results.summary import BASELINE_TEST
 
 SMALLEST = 1e-12
 """Smaller p-values are shown as "< 1e-12": neither readers nor double precision can tell them apart."""
-TESTS = {"exact distribution": 0, BASELINE_TEST: 1, "token identity": 2, "per-position uniformity": 3}
+TESTS = {"exact distribution": 0, BASELINE_TEST: 1, IDENTITY: 2, UNDER_LOAD: 3, "per-position uniformity": 4}
 
 RULE = (
     "All p-values are judged together (Holm's procedure). If all methods are correct, the probability that any test "

@@ -17,6 +17,7 @@ from specrig.results.labels import method_name, task_name
 CAPTION = (
     f"Servers under load, method and baseline in turns, with {percent(LEVEL)} intervals over blocks of time. Load: "
     "requests at once, or arriving a second. Errors: requests without an answer, time-outs first; each counts as infinitely late. "
+    "Predicted: the speedup that follows from τ and from plain decoding's throughput at other loads, drafts free. "
     "τ: tokens of a pass by the server's own counters. Same: the share of answers that equal the baseline's first "
     "answer to the same prompt. Client: processor time of the client, as a share of one core."
 )
@@ -37,6 +38,7 @@ def traffic_grid(table: pd.DataFrame, study: str, *, short: bool = False) -> Gri
         "errors": lambda row: GridEntry(_errors(row)),
         "tokens/s": lambda row: grid.measured(row, "tokens_per_s", 1, units=row["counted"]),
         "speedup": lambda row: grid.measured(row, "speedup", units=None),
+        "predicted": lambda row: GridEntry(number(row["predicted_speedup"])),
         "TTFT p50 (ms)": lambda row: _time(row, "ttft_p50"),
         "a token p50 (ms)": lambda row: _time(row, "tpot_p50"),
         "latency p50 (ms)": lambda row: _time(row, "latency_p50"),

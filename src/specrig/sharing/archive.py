@@ -30,6 +30,7 @@ from specrig.analysis.quality import Score
 from specrig.measurement.attempts import attempt_file, other_attempts
 from specrig.measurement.records import SCHEMA_VERSIONS, Record, replicate_folder, write_atomically
 from specrig.measurement.traffic.records import FOLDER as TRAFFIC
+from specrig.measurement.traffic.records import Turn
 from specrig.results.machine import model_rows
 from specrig.results.study_data import MeasuredJob, StudyData
 from specrig.sharing.manifest import PublicationError
@@ -98,6 +99,14 @@ def unpack(folder: Path, out: Path) -> Path:
         text = _text(path) if path.suffix == ".json" else _decompressed(path)
         write_atomically(out / path.relative_to(folder).with_suffix(path.suffix.removesuffix(".gz")), text)
     return out
+
+
+def published_points(folder: Path) -> list[list[Turn]]:
+    """The turns of each load of a publication. Raises PublicationError or ValueError for a broken file."""
+    return [
+        [Turn.model_validate_json(line) for line in _lines(_decompressed(path))]
+        for path in sorted((folder / TRAFFIC).glob("*/*/*/*.jsonl.gz"))
+    ]
 
 
 def compressed(text: str) -> bytes:

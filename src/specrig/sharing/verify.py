@@ -11,7 +11,7 @@ from pathlib import Path
 
 from specrig.cell import Cell
 from specrig.measurement.records import SCHEMA_VERSIONS, Record, RecordError, replicate_of
-from specrig.sharing.archive import read_lines
+from specrig.sharing.archive import published_points, read_lines
 from specrig.sharing.checks import Located
 from specrig.sharing.checks.attempts import misplaced
 from specrig.sharing.checks.audit import audit_differences
@@ -140,8 +140,8 @@ def check_records(folder: Path, jobs: Sequence[Path]) -> Iterator[Finding]:
         cell for name, cell in requested.items() if any((name, number) in parts for number in range(study.replicates))
     ]
     try:
-        differences = audit_differences(folder, study, cells, located)
-    except (ValueError, LookupError, TypeError) as error:
+        differences = audit_differences(folder, study, cells, located, published_points(folder))
+    except (PublicationError, ValueError, LookupError, TypeError) as error:
         differences = [f"not readable ({type(error).__name__}: {error}); restore the files"]
     yield Finding("audit", "agrees with the records", differences)
 

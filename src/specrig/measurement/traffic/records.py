@@ -6,7 +6,7 @@ of its own kind: records of cells (`measurement.records`) know nothing of load.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Literal
@@ -72,6 +72,17 @@ class Turn(BaseModel):
     def counted(self) -> list[Request]:
         """The requests that count."""
         return [request for request in self.requests if request.part == "counted"]
+
+
+def first_answers(turns: Sequence[Turn]) -> dict[str, list[int]]:
+    """Prompt id -> the first answer that the baseline gave to it in the first of its turns that has one, as token ids."""
+    plain = [turn for turn in turns if turn.is_baseline]
+    return {
+        request.prompt_id: request.tokens
+        for turn in reversed(plain)
+        for request in reversed(turn.requests)
+        if request.tokens
+    }
 
 
 def write_turns(path: Path, turns: Iterable[Turn]) -> None:

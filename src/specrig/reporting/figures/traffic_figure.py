@@ -28,7 +28,7 @@ LATENCY = "latency_p50"
 
 def traffic(table: pd.DataFrame, crossings: pd.DataFrame, sheet: Sheet) -> Figure:
     """One row for each engine, pair, task and temperature. Left: speedup, with a dot where it falls to 1 and the bar of
-    its interval. Right: tokens/s against the median latency, hollow for plain decoding; up and left is better.
+    its interval; dotted: `analysis.traffic.predicted`. Right: tokens/s against the median latency, hollow for plain decoding; up and left is better.
 
     table, crossings: `analysis.traffic.traffic_table` and `crossovers`.
     """
@@ -43,6 +43,12 @@ def traffic(table: pd.DataFrame, crossings: pd.DataFrame, sheet: Sheet) -> Figur
             for k, of_k in line.groupby("k"):
                 curve = of_k.sort_values("load")
                 draw_band(left, curve.assign(k=curve["load"]), "speedup", style, label, over="requests at once")
+                tips = [
+                    tip(f"{label}, {load:g} at once, predicted", value)
+                    for load, value in zip(curve["load"], curve["predicted_speedup"], strict=True)
+                ]
+                expected = {"color": style["color"], "linestyle": ":", "marker": ".", "markersize": 3}
+                mark(left.plot(curve["load"], curve["predicted_speedup"], **expected), label, tips)
                 same = (crossings[[*PANEL, "method", "variant", "k"]] == [*key, *_named(curve), k]).all(axis=1)
                 for row in row_dicts(crossings[same]):
                     _draw_crossover(left, row, style, label)
@@ -70,7 +76,11 @@ def traffic(table: pd.DataFrame, crossings: pd.DataFrame, sheet: Sheet) -> Figur
         right.set_xlabel("median latency (s)")
         right.set_ylabel("tokens/s of the server")
         left.set_title(", ".join(f"{part:g}" if isinstance(part, float) else str(part) for part in key[:3]))
-    legend_below(figure, method_handles(table.assign(lossless=True)), note="right: hollow signs are plain decoding")
+    legend_below(
+        figure,
+        method_handles(table.assign(lossless=True)),
+        note="left: dotted, predicted; right: hollow signs are plain decoding",
+    )
     return figure
 
 

@@ -5,29 +5,33 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from specrig.analysis.cells import row_dicts
+from specrig.audit.identity import IDENTITY, UNDER_LOAD, Answer, answer, served_answers
 from specrig.audit.multiple_testing import audited_cells, strictest_level
 from specrig.audit.reference import TEST as REFERENCE
 from specrig.cell import Cell
 from specrig.measurement.blocks import is_lossless
 from specrig.measurement.records import Record
+from specrig.measurement.traffic.records import Turn
 from specrig.sharing.checks import Located
 from specrig.study.study import Study
 
-IDENTITY, UNIFORMITY, EXACT = "token identity", "per-position uniformity", "exact distribution"
+UNIFORMITY, EXACT = "per-position uniformity", "exact distribution"
 LOSSY = "lossy by design; "
 Key = tuple[str, str, str, str, str, str, float]
 """test, engine, pair, method, variant, task, temperature."""
 
 
-def audit_differences(folder: Path, study: Study, cells: Sequence[Cell], found: Sequence[Located]) -> list[str]:
-    """What the `audit/*.csv` of a publication cannot say. cells: those measured or failed."""
+def audit_differences(
+    folder: Path, study: Study, cells: Sequence[Cell], found: Sequence[Located], points: Iterable[Sequence[Turn]] = ()
+) -> list[str]:
+    """What the `audit/*.csv` of a publication cannot say. cells: those measured or failed. points: turns under load."""
     rows = [
         (f"audit/{path.name}:{number}", {name: "" if pd.isna(value) else value for name, value in row.items()})
         for path in sorted((folder / "audit").glob("*.csv"))
@@ -38,7 +42,12 @@ def audit_differences(folder: Path, study: Study, cells: Sequence[Cell], found: 
         if record.simulated_acceptance is None:
             test = IDENTITY if record.cell.temperature == 0 else UNIFORMITY
             tested[_key(test, record.cell)].append(record)
-    expected = {*tested, *(_key(EXACT, cell) for cell in audited_cells(cells))}
+    compared = {key: [answer(record) for record in records] for key, records in tested.items()}
+    for turns in points:
+        cell = turns[0].point.cell
+        if cell.temperature == 0 and (answers := served_answers(turns)):
+            compared.setdefault(_key(UNDER_LOAD, cell), []).extend(answers)
+    expected = {*compared, *(_key(EXACT, cell) for cell in audited_cells(cells))}
     level = strictest_level(cells)
     lossy = {(cell.engine, cell.method, cell.variant): not is_lossless(cell) for cell in cells}
     differences, seen = [], Counter[Key]()
@@ -49,7 +58,8 @@ def audit_differences(folder: Path, study: Study, cells: Sequence[Cell], found: 
             differences.append(f"{place}: a test of {_named(key)}, of which there are no records")
             continue
         _, engine, _, method, variant, *_ = key
-        wrong = _row(row, tested.get(key, []), lossy.get((engine, method, variant), False), level)
+        is_lossy = lossy.get((engine, method, variant), False)
+        wrong = _row(row, tested.get(key, []), compared.get(key, []), is_lossy, level)
         differences += [f"{place}: {_named(key)}: {what}" for what in wrong]
     probes = Counter(_key(EXACT, cell) for cell in audited_cells(cells))
     for key in sorted(expected, key=str):
@@ -58,14 +68,16 @@ def audit_differences(folder: Path, study: Study, cells: Sequence[Cell], found: 
     return differences
 
 
-def _row(row: Mapping[str, Any], records: Sequence[Record], lossy: bool, level: float) -> Iterator[str]:
+def _row(
+    row: Mapping[str, Any], records: Sequence[Record], answers: Sequence[Answer], lossy: bool, level: float
+) -> Iterator[str]:
     finding, passed, p_value = str(row["finding"]), str(row["passed"]), row["p_value"]
     if lossy != finding.startswith(LOSSY) and row["test"] != REFERENCE:
         yield f"the finding {finding!r}, and the method is {'lossy' if lossy else 'lossless'}"
         return
     finding = finding.removeprefix(LOSSY)
-    if records and row["samples"] != len(records):
-        yield f"{row['samples']} samples, there are {len(records)} records"
+    if answers and row["samples"] != len(answers):
+        yield f"{row['samples']} samples, there are {len(answers)} records"
     if finding.startswith("not tested"):
         if not lossy and not _is(passed, False):
             yield "not tested, and without the verdict that follows, failed"
@@ -73,8 +85,8 @@ def _row(row: Mapping[str, Any], records: Sequence[Record], lossy: bool, level: 
         same, tie = ": the same " in finding, finding.startswith("numerical tie")
         if not finding.startswith("not compared") and not _is(passed, same or tie):
             yield f"the verdict {passed or 'none'} on the finding {finding!r}"
-    elif row["test"] == IDENTITY:
-        yield from _identity(row, records, lossy)
+    elif row["test"] in (IDENTITY, UNDER_LOAD):
+        yield from _identity(row, answers, lossy)
     else:
         yield from _distribution(finding, passed, p_value, lossy, level)
         tokens = sum(len(record.run.tokens) for record in records)
@@ -82,9 +94,9 @@ def _row(row: Mapping[str, Any], records: Sequence[Record], lossy: bool, level: 
             yield f"the finding {finding!r}, and its records have {tokens} tokens"
 
 
-def _identity(row: Mapping[str, Any], records: Sequence[Record], lossy: bool) -> Iterator[str]:
+def _identity(row: Mapping[str, Any], answers: Sequence[Answer], lossy: bool) -> Iterator[str]:
     """Count the identical outputs again. Whether a divergence is a tie, only the target's logits show."""
-    same, of, finding = sum(r.run.tokens == r.baseline.tokens for r in records), len(records), str(row["finding"])
+    same, of, finding = sum(each.found == each.expected for each in answers), len(answers), str(row["finding"])
     counted = row.get("identical", same)
     if counted != same or f"{same} of {of} outputs identical" not in finding:
         yield f"{counted:g} outputs identical to plain decoding's, in the records {same} of {of}; {finding!r}"
