@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
-from specrig.planning.estimate import MARGIN, STARTING, Demand, hours, measuring_demand, pair_sizes, training_demand
+from specrig.planning.estimate import (
+    MARGIN,
+    STARTING,
+    Demand,
+    hours,
+    measuring_demand,
+    pair_sizes,
+    traffic_demand,
+    traffic_seconds,
+    training_demand,
+)
 from specrig.study.load import load_study
 from specrig.study.study import Study
 from specrig.training.budget import training_flop
@@ -33,6 +44,36 @@ def test_a_measuring_job_asks_for_its_pairs_memory_and_its_cells_time(workplace:
     assert (draft_model.minutes - STARTING) / (ngram.minutes - STARTING) == pytest.approx(3 / 2, rel=0.05)
     together = sum(each.minutes - STARTING for each in demands.values())
     assert together == pytest.approx(MARGIN * 60 * hours(both, list(sizes.values()))[0], abs=4)
+
+
+def test_contexts_are_read_and_held(workplace: Path) -> None:
+    keys = {"pairs": ["llama31_8b"], "methods": [{"method": "ngram", "k": 4}], "max_new_tokens": 16}
+    short, long = study(**keys, contexts=[512]), study(**keys, contexts=[512, 32768])
+    sizes = {number: pair_sizes(each) for number, each in enumerate((short, long))}
+    assert sizes[1][0].tokens == 32768 and sizes[1][0].memory_bytes > sizes[0][0].memory_bytes
+    (spent, _), (more, text) = hours(short, sizes[0]), hours(long, sizes[1])
+    # 8 prompts of each of the tasks, by the method and its baseline, at 0.15 TFLOP/s.
+    generations = 2 * 8 * len(short.tasks)
+    flop = 2 * 8.03e9 * 32768 + 2 * 32 * 4096 * 32768**2
+    assert 3600 * (more - spent) > 0.99 * generations * flop / 1.5e11
+    assert "contexts read at 0.15 TFLOP/s" in text
+
+
+def test_load_is_counted(workplace: Path) -> None:
+    keys: dict[str, Any] = {
+        "engines": ["llamacpp"],
+        "pairs": ["smollm2_135m_shipped"],
+        "tasks": ["code_chat"],
+        "methods": [{"method": "ngram", "k": 4}],
+    }
+    plain, loaded = study(**keys), study(**keys, traffic={"concurrency": [1, 4], "rate": [2], "requests": 300})
+    (size,), (job,) = pair_sizes(loaded), loaded.grid.points
+    seconds = traffic_seconds(loaded, job, size)
+    assert 3600 * (hours(loaded, [size])[0] - hours(plain, [size])[0]) == pytest.approx(seconds)
+    assert seconds > 2 * 300 / 2 + 2 * 600 * loaded.max_new_tokens * 0.01
+    demand = traffic_demand(loaded, job, size)
+    assert demand.minutes - STARTING == pytest.approx(MARGIN * seconds / 60, abs=1)
+    assert demand.memory_mb == pytest.approx(2 * size.memory_bytes / 1e6, abs=1)
 
 
 def test_a_training_asks_for_what_it_learns(workplace: Path) -> None:

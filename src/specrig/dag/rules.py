@@ -38,7 +38,7 @@ from specrig.measurement.traffic.records import FOLDER as TRAFFIC
 from specrig.measurement.traffic.records import damaged_points
 from specrig.models.gguf import FILES as CONVERTED_FILES
 from specrig.models.gguf import located
-from specrig.planning.estimate import Demand, PairSize, measuring_demand, pair_sizes, training_demand
+from specrig.planning.estimate import Demand, PairSize, measuring_demand, pair_sizes, traffic_demand, training_demand
 from specrig.provenance.digests import code_digest
 from specrig.study.overlap import prompts_in_both
 from specrig.study.study import Study
@@ -408,10 +408,9 @@ class Rules:
         return self._measuring_demand(wildcards.engine, wildcards.pair, wildcards.process)
 
     def under_load(self, wildcards: Wildcards) -> Demand:
-        """What a traffic job asks for: room for two servers."""
-        jobs = [job for job in self.study.grid.jobs if job[:2] == (wildcards.engine, wildcards.pair)]
-        demands = [self._measuring_demand(*job) for job in jobs]
-        return Demand(2 * max(each.memory_mb for each in demands), max(each.minutes for each in demands))
+        """What a traffic job requests from a cluster."""
+        job = (wildcards.engine, wildcards.pair, wildcards.method)
+        return traffic_demand(self.study, job, self._sizes[wildcards.pair])
 
     def training(self, model: str | None = None) -> Callable[[Wildcards], Demand]:
         """What a training requests from a cluster: of `model`, or of the one that the wildcard names."""

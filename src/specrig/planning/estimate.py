@@ -21,12 +21,13 @@ from specrig.study.overlap import prompts_in_both
 from specrig.study.problems import Positions, Problems
 from specrig.study.rows import Pair
 from specrig.study.study import Study
+from specrig.tasks.variants import variant_of
 from specrig.training.budget import training_disk, training_flop, training_memory
 from specrig.training.recipe import Shape as TrainedShape
 
 GB = 1e9
 PROMPT_TOKENS = 1024
-"""Assumed length of a prompt in tokens, for the size of the cache."""
+"""Assumed length of a prompt in tokens, for the size of the cache, where the study has no contexts."""
 WORKSPACE_BYTES = 1.5e9
 """Assumed bytes of activations, the libraries' workspace and the driver's context."""
 BANDWIDTH = {"cuda": 2.0e12, "cpu": 20e9}
@@ -35,15 +36,16 @@ REACHED = 0.6
 """Share of the memory bandwidth that decoding is assumed to reach."""
 LAYER_S = {"cuda": 50e-6, "cpu": 100e-6}
 """Least seconds that a layer takes however small it is, because its kernels must be launched."""
-TRAINING = {"cuda": (2.4e14, "an H100 or H200"), "cpu": (1.5e11, "two cores")}
-"""(operations/s of training, machine): a quarter of a GPU's bfloat16 peak; on a CPU, as in `configs/embedded.yaml`."""
+ARITHMETIC = {"cuda": (2.4e14, "an H100 or H200"), "cpu": (1.5e11, "two cores")}
+"""(operations/s of training and of long prompts, machine): a quarter of a GPU's bfloat16 peak; on a CPU, as in
+`configs/embedded.yaml`."""
 LOADING = 1e9
 """Assumed bytes/s at which weights are loaded from disk."""
 UNITS = (("hour", 3600, 1), ("minute", 60, 0), ("second", 1, 0))
 """Units of time: name, seconds, digits after the point."""
 ASSUMPTION = (
     f"each pass reads the weights once at {REACHED:.0%} of {{bandwidth}} GB/s ({{machine}}), "
-    "no method faster than its baseline, prompts and drafts free, downloads and training not counted"
+    "no method faster than its baseline, {free}, downloads and training not counted"
 )
 
 
@@ -80,7 +82,7 @@ class PairSize:
 def pair_sizes(study: Study) -> list[PairSize]:
     """Return the sizes of the pairs that have cells to measure, in the order of the cells."""
     batch = max((cell.batch_size for cell in study.grid.cells), default=1)
-    tokens = max(PROMPT_TOKENS + study.max_new_tokens, *study.contexts, 0)
+    tokens = max(study.contexts, default=PROMPT_TOKENS + study.max_new_tokens)
     return [_pair_size(study, pair, batch, tokens) for pair in dict.fromkeys(cell.pair for cell in study.grid.cells)]
 
 
@@ -120,8 +122,13 @@ def hours(study: Study, sizes: list[PairSize], bandwidth: float | None = None) -
     processes = (process for process in study.grid.jobs if process[1] in known)
     seconds = sum(process_seconds(study, process, known[process[1]], bandwidth) for process in processes)
     seconds *= study.replicates
+    under_load = (job for job in study.grid.points if job[1] in known)
+    seconds += sum(traffic_seconds(study, job, known[job[1]], bandwidth) for job in under_load)
     machine = "measured here" if here else "an A100 80 GB" if device == "cuda" else "CPU"
-    text = ASSUMPTION.format(bandwidth=f"{bandwidth / GB:,.0f}", machine=machine)
+    free = "prompts and drafts free"
+    if study.contexts:
+        free = f"drafts free, contexts read at {ARITHMETIC[device][0] / 1e12:g} TFLOP/s"
+    text = ASSUMPTION.format(bandwidth=f"{bandwidth / GB:,.0f}", machine=machine, free=free)
     unknown = [size.pair for size in sizes if size.target is None]
     return seconds / 3600, text + (f"; without {', '.join(unknown)}, whose size is not known" if unknown else "")
 
@@ -135,17 +142,46 @@ def process_seconds(
     `hours`.
     """
     assert size.target is not None
-    device = "cuda" if study.uses_gpu() else "cpu"
-    read_s = size.target.active_parameters * BYTES[size.dtype] / ((bandwidth or BANDWIDTH[device]) * REACHED)
-    pass_s = max(read_s, size.target.layers * LAYER_S[device])
     engine, pair, _ = process
     cells = [cell for method in study.grid.jobs[process] for cell in study.grid.by_method[engine, pair, method]]
-    passes = 0
+    passes, reading = 0, 0.0
     for block in blocks(cells):
         for cell in (*block, baseline_of(block[0])):
-            rounds = -(-study.grid.prompt_count(block[0].batch_size) // cell.batch_size) * study.repeats
-            passes += rounds * study.max_new_tokens + study.warmup * WARMUP_TOKENS
-    return passes * pass_s + size.weight_bytes / LOADING
+            prompts = study.grid.prompt_count(block[0].batch_size) * study.repeats
+            passes += -(-prompts // cell.batch_size) * study.max_new_tokens + study.warmup * WARMUP_TOKENS
+            reading += prompts * _reading_s(size.target, variant_of(cell.task).context, study)
+    return passes * _pass_s(size, study, bandwidth) + reading + size.weight_bytes / LOADING
+
+
+def traffic_seconds(study: Study, job: tuple[str, str, str], size: PairSize, bandwidth: float | None = None) -> float:
+    """Seconds that the job of a method under load takes; job: a key of the grid's `points`, the rest as in
+    `process_seconds`.
+
+    Requests that are under way together share passes on a GPU. A processor serves them no faster than one by one.
+    """
+    assert study.traffic is not None
+    pass_s, seconds = _pass_s(size, study, bandwidth), 2 * size.weight_bytes / LOADING
+    for point in study.grid.points[job]:
+        at_once = int(point.load) if point.loop == "closed" else 1
+        around = max(study.traffic.warmup, at_once) + at_once
+        sent = 2 * (study.traffic.requests + study.traffic.turns * around)  # by method and baseline
+        each = study.max_new_tokens * pass_s / (at_once if study.uses_gpu() else 1)
+        seconds += sent * (each if point.loop == "closed" else 1 / point.load)
+    return seconds
+
+
+def _pass_s(size: PairSize, study: Study, bandwidth: float | None) -> float:
+    """Seconds of one pass of the target over one token."""
+    assert size.target is not None
+    device = "cuda" if study.uses_gpu() else "cpu"
+    read_s = size.target.active_parameters * BYTES[size.dtype] / ((bandwidth or BANDWIDTH[device]) * REACHED)
+    return max(read_s, size.target.layers * LAYER_S[device])
+
+
+def _reading_s(target: Shape, tokens: int, study: Study) -> float:
+    """Seconds in which the target reads a context: its products and, for each pair of tokens, its attention."""
+    flop = 2.0 * target.active_parameters * tokens + 2.0 * target.layers * target.config["hidden_size"] * tokens**2
+    return flop / ARITHMETIC["cuda" if study.uses_gpu() else "cpu"][0]
 
 
 def needs(study: Study) -> str:
@@ -199,7 +235,7 @@ def training(study: Study) -> str:
     cost = training_cost(study)
     if not cost.named:
         return "nothing"
-    speed, machine = TRAINING["cuda" if study.uses_gpu() else "cpu"]
+    speed, machine = ARITHMETIC["cuda" if study.uses_gpu() else "cpu"]
     amount = f"{cost.flop / 1e15:.2g} PFLOP: {time_text(cost.flop / speed)} on {machine}, start-ups aside"
     without = f"; without {', '.join(cost.unknown)}, whose target's size is not known" if cost.unknown else ""
     overlap = len(prompts_in_both(study, study.root))
@@ -293,6 +329,13 @@ def measuring_demand(study: Study, process: tuple[str, str, str], size: PairSize
     return _demand(size.memory_bytes, (1 + again) * process_seconds(study, process, size))
 
 
+def traffic_demand(study: Study, job: tuple[str, str, str], size: PairSize) -> Demand:
+    """Return what the job of a method under load requests: room for two servers. job: a key of the grid's `points`."""
+    if size.memory_bytes is None:
+        return Demand()
+    return _demand(2 * size.memory_bytes, traffic_seconds(study, job, size))
+
+
 def training_demand(study: Study, pair: str, model: str) -> Demand:
     """Return what training one model of a pair requests. model: a name in `training.stages.STAGES`, or `joint` for
     Medusa-2.
@@ -302,7 +345,7 @@ def training_demand(study: Study, pair: str, model: str) -> Demand:
     target = teacher_shape(study, pair)
     if target is None:
         return Demand()
-    speed, _ = TRAINING["cuda" if study.uses_gpu() else "cpu"]
+    speed, _ = ARITHMETIC["cuda" if study.uses_gpu() else "cpu"]
     memory = training_memory(study.training, model, target) + WORKSPACE_BYTES
     return _demand(memory, training_flop(study.training, [model], target) / speed)
 

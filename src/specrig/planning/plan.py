@@ -288,7 +288,10 @@ def _print_sizes(plan: Plan, console: Console) -> None:
         rows.append((size.pair, _parameters(size.target), draft, weights, memory, size.dtype))
     numbers = (Column(name, right=True) for name in ("target", "draft", "weights", "memory"))
     print_table(console, [Column("pair"), *numbers, Column("dtype")], rows)
-    tokens = f"{PROMPT_TOKENS} prompt tokens and {plan.study.max_new_tokens} new ones a row"
+    study = plan.study
+    tokens = f"{PROMPT_TOKENS} prompt tokens and {study.max_new_tokens} new ones a row"
+    if study.contexts:
+        tokens = f"contexts of up to {max(study.contexts)} tokens"
     console.print(f"memory: weights, caches of the largest batch ({tokens}), workspace", style="dim")
 
 
