@@ -5,6 +5,7 @@ here.
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -115,6 +116,20 @@ def test_a_converted_folder_computes_what_the_file_holds(file: Path, folder: Pat
     assert engine.tokenizer.chat_template == TEMPLATE
     source = json.loads((folder / "source.json").read_text())
     assert source["source"] == str(file) and source["bytes"] == file.stat().st_size and len(source["sha256"]) == 64
+
+
+def test_a_conversion_says_nothing(file: Path, tmp_path: Path, workplace: Path) -> None:
+    """Neither warnings nor bars of other packages, of which a log in a file would hold hundreds."""
+    Path("configs/pairs.tsv").write_text(f"pair\ttarget\tdtype\nmine\t{file}\tbfloat16\n")
+    Path("configs/mine.yaml").write_text("study: mine\npairs: [mine]\ntasks: [code]\nmethods: [ngram]\n")
+    study = load_study(Path("configs/mine.yaml"))
+    path = tmp_path / "study.json"
+    path.write_text(study.model_dump_json())
+    (source,) = study.grid.converted
+    command = [sys.executable, "-m", "specrig", "convert", "--study", str(path), "--source", source]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ""
 
 
 def test_the_header_tells_the_size(file: Path) -> None:

@@ -130,6 +130,7 @@ def _quiet_packages() -> None:
     warnings.filterwarnings("default", category=FallbackWarning)
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     os.environ.setdefault("TORCH_LOGS", "-all")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 
 def _free_space(arguments: Sequence[str]) -> str:

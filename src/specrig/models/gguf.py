@@ -153,7 +153,9 @@ def convert(model: str, out: Path, dtype: str) -> None:
     file = located(model)
     import torch
     from transformers import AutoTokenizer
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()  # hundreds of tensors in seconds: a log would hold hundreds of bars
     precision = getattr(torch, dtype)
     try:
         tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
