@@ -6,6 +6,7 @@ All of this happens before a model is loaded. No torch here.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterable
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,8 +18,9 @@ from specrig.models.pair import ModelError, PairFiles, first_line
 from specrig.tasks.chat import Answers, apply_chat_template, join_turns, renderer
 from specrig.tasks.contexts import behind_text
 from specrig.tasks.lengths import check_lengths, counter
+from specrig.tasks.packages import package_rows
 from specrig.tasks.prompts import Prompt, map_prompts
-from specrig.tasks.sources import PromptError, fetch_rows, hub_rows
+from specrig.tasks.sources import PromptError, Row, fetch_rows, hub_rows
 from specrig.tasks.variants import variant_of
 
 if TYPE_CHECKING:
@@ -26,13 +28,17 @@ if TYPE_CHECKING:
 
 
 def fetch_prompts(study: Study, task: str, root: Path) -> None:
-    """Fetch the prompts of a task from its address or the hub into the file `study.paths.prompt_file(task, root)`.
+    """Write the prompts of a task from its address, package or the hub to `study.paths.prompt_file(task, root)`.
 
     Raises PromptError if they cannot be fetched or used.
     """
     row = study.rows.tasks[task]
-    on_hub = row.kind == "hub"
-    rows = hub_rows(row.source, row.config, row.split, row.revision) if on_hub else fetch_rows(row.source, row.sha256)
+    read: dict[str, Callable[[], Iterable[Row]]] = {
+        "hub": lambda: hub_rows(row.source, row.config, row.split, row.revision),
+        "package": lambda: package_rows(row.source, row.config),
+        "url": lambda: fetch_rows(row.source, row.sha256),
+    }
+    rows = read[row.kind]()
     found = map_prompts(rows, row.source, limit=study.grid.prompts_read(task), **row.mapping)
     lines = ({"id": each.id, "prompt": each.turns or each.text, "reference": each.reference} for each in found)
     text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)

@@ -23,6 +23,7 @@ from specrig.models.gguf import is_gguf
 from specrig.models.precision import precision_here
 from specrig.settings import Allowed, Settings, as_path
 from specrig.study.problems import Problems, StudyError, decoded, mistake, nearest, shortened
+from specrig.tasks.packages import PREFIX
 
 TRAINED = "trained"
 """In `pairs.tsv`: the workflow trains this model, into `models/<pair>/<name>`; `trained:<pair>` takes another row's."""
@@ -171,9 +172,10 @@ class Task(Settings):
     task: Name
     """Name of the task in studies."""
     source: Annotated[str, as_path] = Field(min_length=1)
-    """`corpus`; a .jsonl, .csv or .parquet file or its https address; or a hub data set (`owner/name`)."""
+    """`corpus`; a .jsonl, .csv or .parquet file or its https address; a hub data set (`owner/name`); or
+    `package:<module>`, the data of an installed package."""
     config: MaybeText = None
-    """For a hub data set: its configuration; empty: the only one."""
+    """For a hub data set: its configuration; empty: the only one. For `package:reasoning_gym`: the data set's name."""
     split: str = "test"
     """For a hub data set: the split that prompts come from."""
     revision: MaybeText = None
@@ -210,18 +212,20 @@ class Task(Settings):
     """Free text for readers of the table."""
 
     @property
-    def kind(self) -> Literal["corpus", "file", "url", "hub"]:
-        """The kind of `source`: the embedded corpus, a local file, a file at an address, or a hub data set."""
+    def kind(self) -> Literal["corpus", "file", "url", "package", "hub"]:
+        """The kind of `source`: the embedded corpus, a local file, one at an address, a package, or a hub data set."""
         if self.source == CORPUS:
             return "corpus"
         if self.source.startswith(("https://", "http://")):
             return "url"
+        if self.source.startswith(PREFIX):
+            return "package"
         return "file" if Path(self.source).suffix in DATA_FILES or looks_like_path(self.source) else "hub"
 
     @property
     def fetched(self) -> bool:
-        """Whether the prompts must be fetched over the network, which a job of the workflow does."""
-        return self.kind in ("url", "hub")
+        """Whether a job of the workflow writes the prompts: from the network, or from a package."""
+        return self.kind in ("url", "package", "hub")
 
     @property
     def mapping(self) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from specrig.provenance.trained_for import check_trained_for
 from specrig.study.problems import Problems, nearest
 from specrig.study.rows import CORPUS, DATA_FILES, MEDUSA2, TRAINED, Pair, Task, looks_like_path
 from specrig.study.study import Study
-from specrig.tasks import PromptError
+from specrig.tasks import PromptError, packages
 from specrig.tasks.lengths import check_lengths
 from specrig.tasks.scorers import registry as scorers
 from specrig.tasks.variants import variant_of
@@ -189,9 +189,12 @@ def check_tasks(study: Study, problems: Problems) -> None:
                 problems.row(file, None, f"{where}, scorer", reason, nearest(scorer, scorers()))
         if row.kind == "hub" and not re.fullmatch(r"[\w.-]+/[\w.-]+", row.source):
             kinds = (
-                f"a {', '.join(DATA_FILES)} file, its https address, a data set on the hub (owner/name), or `corpus`"
+                f"a {', '.join(DATA_FILES)} file, its https address, a data set on the hub (owner/name), "
+                "`package:<module>`, or `corpus`"
             )
             problems.row(file, None, f"{where}, source", f"{row.source!r} is not a source of prompts", f"give {kinds}")
+        if row.kind == "package" and (wrong := packages.problem(row.source)):
+            problems.row(file, None, f"{where}, source", *wrong)
         if row.source == CORPUS:
             _check_corpus_task(study, name, problems)
         elif not row.fetched:  # a fetched task is checked by a job of its own
