@@ -193,6 +193,57 @@ def test_a_row_leads_to_its_record_and_its_run(browser: Browser, page: str) -> N
     assert unquote(links["run"]).endswith(f"&searchFilter=tags.cell = '{name}'")
 
 
+def test_only_tables_of_more_than_eight_rows_have_a_filter(browser: Browser, page: str) -> None:
+    browser.open(page)
+    counted = """[...document.querySelectorAll("table")].map((table) => [table.querySelectorAll("tbody tr:not(.group)").length,
+        table.parentNode.previousElementSibling?.tagName === "INPUT"])"""
+    found = browser.run(counted)
+    assert any(filtered for _, filtered in found) and any(1 < rows <= 8 for rows, _ in found)
+    assert all(filtered == (rows > 8) for rows, filtered in found)
+
+
+def test_contents_stay_at_the_side_of_a_wide_window(browser: Browser, page: str) -> None:
+    browser.open(page)
+    assert browser.run("document.querySelector('.toc details').open")
+    browser.run("document.querySelectorAll('main details').forEach((section) => { section.open = true; })")
+    place = """(() => { const box = document.querySelector(".toc").getBoundingClientRect();
+        return [box.top, box.right, document.querySelector("main").getBoundingClientRect().left]; })()"""
+    for position in (0, 2000, 4000):
+        browser.run(f"scrollTo(0, {position})")
+        top, right, main = browser.run(place)
+        assert 0 <= top < 60 and right <= main, "in view, beside the text"
+
+
+def test_contents_are_a_folded_menu_on_a_phone(browser: Browser, page: str) -> None:
+    browser.open(page, 390)
+    menu = "document.querySelector('.toc details')"
+    assert browser.run(f"{menu}.open") is False
+    browser.run("scrollTo(0, 1500)")
+    assert browser.run("document.querySelector('.toc').getBoundingClientRect().top") == 0
+    assert browser.run("document.querySelector('.toc').getBoundingClientRect().height") < 60
+    browser.click(
+        *browser.run(
+            f"(() => {{ const box = {menu}.firstElementChild.getBoundingClientRect(); return [box.left + 20, box.top + 10]; }})()"
+        )
+    )
+    assert browser.run(f"{menu}.open") is True
+    browser.run("document.querySelector('.toc a[href=\"#limits\"]').click()")
+    top = "new Promise((done) => setTimeout(() => done(document.querySelector('#limits').getBoundingClientRect().top), 50))"
+    assert 0 < browser.run(top) < 200, "the section stands below the menu's bar"
+    assert browser.run(f"{menu}.open") is False and browser.run("document.querySelector('#limits').open") is True
+
+
+def test_the_advice_is_cards_on_a_phone(browser: Browser, page: str) -> None:
+    browser.open(page, 390)
+    box = "document.querySelector('.advice .wide')"
+    assert browser.run(f"{box}.scrollWidth <= {box}.clientWidth"), "nothing is cut off"
+    assert browser.run(f"{box}.querySelector('thead').getClientRects().length") == 0
+    row = f"[...{box}.querySelectorAll('tbody tr')[0].cells].map((cell) => [cell.dataset.label ?? '', cell.offsetTop])"
+    labels, tops = zip(*browser.run(row), strict=True)
+    assert labels[:4] == ("task", "method", "k", "speedup")
+    assert list(tops[:4]) == sorted(set(tops[:4])), "a line for each value"
+
+
 def test_a_link_unfolds_its_section(browser: Browser, page: str) -> None:
     browser.open(page)
     assert browser.run("document.querySelector('#audit, #limits').open") is False

@@ -93,6 +93,38 @@ def test_figures_have_the_widths_of_a_paper_and_their_fonts_inside(written: Path
         assert streams, path.name
 
 
+@pytest.fixture(scope="module")
+def pages(written: Path) -> list[str]:
+    """The text of each page of the PDF."""
+    if shutil.which("pdftotext") is None:
+        pytest.skip("pdftotext is not installed (Debian: apt-get install poppler-utils)")
+    command = ["pdftotext", "-layout", str(written / "report.pdf"), "-"]
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout.split("\f")[:-1]
+
+
+def test_the_first_page_has_the_headline_and_the_ranking_and_the_last_pages_the_machine(
+    pages: list[str], study: Path
+) -> None:
+    results = StudyResults(read_study(study))
+    assert "Table 1: Speedup over" in pages[0] and "Figure 1: All methods" in pages[0] and "Abstract" in pages[0]
+    assert results.byline in pages[0]
+    version = results.facts[0].split(", ")[-1]
+    assert version.startswith("torch ") and version not in pages[0]
+    assert any(version in page for page in pages[len(pages) // 2 :])
+
+
+def test_no_heading_stands_alone_at_a_pages_foot(pages: list[str], study: Path) -> None:
+    titles = {section.title for section in contents(StudyResults(read_study(study)), "print").sections}
+    titles |= {"Definitions", "References", "Abstract"}
+    found = 0
+    for page in pages:
+        lines = [line.strip() for line in page.splitlines() if line.strip()]
+        headings = [re.sub(r"^(\d+|[A-Z]) +", "", line) in titles for line in lines]
+        found += sum(headings)
+        assert not any(headings[-2:]), f"the last line of its page (but for the page's number): {lines[-2:]}"
+    assert found > 5
+
+
 def _inflated(content: bytes) -> list[bytes]:
     found = []
     for match in re.finditer(rb"stream\r?\n(.*?)\r?\nendstream", content, flags=re.DOTALL):

@@ -39,7 +39,8 @@ class Table:
     table. caption: that of a DataFrame. file: it is written to `tables/` as CSV, Markdown and LaTeX; the text is its
     caption in Snakemake's report. title: HTML puts it above the table. fold: HTML shows the table on a click on these
     words. wide: HTML gives its last column room for sentences. linked: HTML links each row to its cell's record.
-    source: the file of the study that has the table where it is too long for print, if that is not its own.
+    source: the file of the study that has the table where it is too long for print, if that is not its own. front: the
+    PDF sets it below its title.
     """
 
     name: str
@@ -52,13 +53,14 @@ class Table:
     wide: bool = False
     linked: bool = False
     source: str = ""
+    front: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
     """A figure. caption: below it. file: its caption in Snakemake's report, if another. timed: it shows speeds.
 
-    column: a paper sets it in one column. draw: draws it on a `figures.panels.Sheet`; None: `figures.drawings` does.
+    column: a paper sets it in one column. front: the PDF sets its first drawing below its title, in a column. draw: draws it on a `figures.panels.Sheet`; None: `figures.drawings` does.
     """
 
     name: str
@@ -66,6 +68,7 @@ class Figure:
     file: str = ""
     timed: bool = True
     column: bool = False
+    front: bool = False
     draw: Callable[[StudyResults, Any], Drawn] | None = None
     only: Medium | None = None
 

@@ -16,13 +16,14 @@ OUTLINE = (
         "speedup",
         "Speedup",
         (
-            Table("headline", lambda results: results.headline, only="print"),
+            Table("headline", lambda results: results.headline, only="print", front=True),
             Figure(
                 "ranking",
                 "All methods by the geometric mean of their speedups over autoregressive decoding, at each method's "
                 "best k (chosen on the same prompts). Lines are 95 % intervals, small dots are tasks, colours are "
                 "families. Hollow dots are lossy methods.",
                 column=True,
+                front=True,
             ),
             Table(
                 "speedup",
@@ -416,7 +417,7 @@ OUTLINE = (
         "machine",
         "Machine and models",
         (
-            Text(lambda results: results.facts, only="html"),
+            Text(lambda results: results.facts),
             Text(lambda results: results.notes),
             Text(lambda results: results.later_warnings, warning=True, only="print"),
             Text(lambda results: results.differing, warning=True),

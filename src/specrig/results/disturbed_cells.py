@@ -48,7 +48,8 @@ def warning(cells: pd.DataFrame, folder: Path) -> str:
     return (
         f"{count} of {len(cells)} cells {'were' if count > 1 else 'was'} disturbed: the machine did other things "
         f"during the measurement, or the times do not fit together. Such cells are marked {DISTURBED_SIGN}. They are "
-        "never called best, fastest or optimal, and no reported speed is judged by them. To measure just them again: "
+        "called fastest only where nothing else was measured, and no reported speed is judged by them. To measure just "
+        "them again: "
         f"{again}"
         if count
         else ""

@@ -83,16 +83,21 @@ def processor_name(cpu: Mapping[str, Any]) -> str | None:
     return f"{model} ({generation})" if model and generation else model
 
 
+def device(environment: dict[str, Any]) -> str:
+    """The GPUs or the processor by name; empty where not recorded."""
+    cpu = environment.get("cpu") or {}
+    gpus = [str(gpu.get("name", gpu)) if isinstance(gpu, dict) else str(gpu) for gpu in environment.get("gpus") or []]
+    return ", ".join(gpus) or str((processor_name(cpu) if isinstance(cpu, dict) else cpu) or "")
+
+
 def machine(environment: dict[str, Any]) -> str:
     """One line of text: GPU or processor, cores, threads, torch's version. Parts that are not known are left out."""
     cpu, torch = environment.get("cpu") or {}, environment.get("torch") or {}
-    gpus = [str(gpu.get("name", gpu)) if isinstance(gpu, dict) else str(gpu) for gpu in environment.get("gpus") or []]
-    model = processor_name(cpu) if isinstance(cpu, dict) else cpu
     cores = cpu.get("logical_cores") or cpu.get("cores") if isinstance(cpu, dict) else None
     threads = torch.get("threads") if isinstance(torch, dict) else None
     version = (environment.get("packages") or {}).get("torch")
     parts = [
-        ", ".join(gpus) if gpus else model,
+        device(environment),
         f"{cores} logical cores" if cores else None,
         f"{threads} threads" if threads else None,
         f"torch {version}" if version else None,

@@ -77,15 +77,16 @@ DEFINITIONS = {
 """Term -> what it means here."""
 
 
+def extent(cells: pd.DataFrame, of: str = "") -> str:
+    """How many cells were measured with how many prompts. of: what a cell is, in words."""
+    prompts = " or ".join(str(count) for count in sorted({int(count) for count in cells["prompts"]}))
+    return f"{len(cells)} cells{of} with {prompts} prompts each" if len(cells) else "no cell was measured"
+
+
 def scope(cells: pd.DataFrame, tasks: list[str]) -> str:
     """A sentence on how much was measured."""
-    prompts = " or ".join(str(count) for count in sorted({int(count) for count in cells["prompts"]}))
-    named = ", ".join(map(task_name, tasks))
-    what = (
-        f"{len(cells)} cells (method, pair, task, k, temperature, batch size) with {prompts} prompts each; tasks: "
-        f"{named}."
-    )
-    return what if len(cells) else "No cell was measured."
+    what = extent(cells, " (method, pair, task, k, temperature, batch size)")
+    return f"{what}; tasks: {', '.join(map(task_name, tasks))}." if len(cells) else "No cell was measured."
 
 
 def low_efficiency(cells: pd.DataFrame) -> str:

@@ -262,15 +262,25 @@ class StudyResults:
     # Sentences. Empty: there is nothing to say.
 
     @cached_property
-    def facts(self) -> list[str]:
-        """The lines below the report's title: machine, date, code, and how much was measured."""
-        captured = sorted(
-            {str(job.environment["captured"]) for job in self.study.jobs if job.environment.get("captured")}
+    def captured(self) -> str:
+        """When the first job began, as an ISO date; empty where no job says."""
+        return min(
+            (str(job.environment["captured"]) for job in self.study.jobs if job.environment.get("captured")), default=""
         )
+
+    @cached_property
+    def byline(self) -> str:
+        """The line below the title in print: device, day and how much was measured."""
+        day = f"measured {self.captured[:10]}" if self.captured else ""
+        return " · ".join(filter(None, [machine.device(self.environment), day, prose.extent(self.cells)]))
+
+    @cached_property
+    def facts(self) -> list[str]:
+        """Machine, date, code, and how much was measured."""
         commit = machine.commit(self.environment)
         facts = [
             machine.machine(self.environment),
-            f"measured {captured[0][:16].replace('T', ' ')} UTC" if captured else "",
+            f"measured {self.captured[:16].replace('T', ' ')} UTC" if self.captured else "",
             f"code {commit}" if commit else "",
             prose.scope(self.cells, self.study.tasks),
         ]

@@ -95,7 +95,7 @@ def contents(results: StudyResults, medium: Medium, drawn: Collection[str] | Non
     ]
     return Contents(
         f"Speculative decoding: {results.name}",
-        results.facts,
+        results.facts if medium == "html" else [results.byline],
         results.abstract,
         [section for section in sections if section.items],
         DEFINITIONS,

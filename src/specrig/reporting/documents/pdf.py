@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from specrig.reporting.documents.contents import Contents, Paragraph, ReadySection, ReadyTable
-from specrig.reporting.figures.panels import PAGE
+from specrig.reporting.figures.panels import COLUMN, PAGE
 from specrig.reporting.items import Figure
 from specrig.results.citations import cited, reference
 from specrig.results.grid import Grid, GridEntry, unbroken
@@ -35,8 +35,8 @@ def write_pdf(contents: Contents, figures: dict[str, list[tuple[str, str]]], dra
             files("specrig.reporting.documents").joinpath("templates", TEMPLATE).read_text(encoding="utf-8")
         )
         (folder / "data.json").write_text(json.dumps(as_data(contents, figures), ensure_ascii=False), encoding="utf-8")
-        for stem in (stem for stems in figures.values() for _, stem in stems):
-            shutil.copyfile(drawn / f"{stem}-{PAGE.name}.pdf", folder / f"{stem}.pdf")
+        for file in drawn.glob("*.pdf"):
+            shutil.copyfile(file, folder / file.name)
         typst.compile(
             str(folder / TEMPLATE), output=str(folder / "report.pdf"), root=str(folder), ignore_system_fonts=True
         )
@@ -78,13 +78,15 @@ def _section(section: ReadySection, figures: dict[str, list[tuple[str, str]]]) -
     items: list[dict[str, Any]] = []
     for item in section.items:
         if isinstance(item, ReadyTable):
-            items.append({"kind": "table", **_table(item.grid)})
+            items.append({"kind": "table", "front": item.item.front, **_table(item.grid)})
         elif isinstance(item, Figure):
-            for setting, stem in figures.get(item.name, []):
+            for place, (setting, stem) in enumerate(figures.get(item.name, [])):
                 caption = item.caption + (f" Setting: {setting}." if setting else "")
-                items.append({"kind": "figure", "file": f"{stem}.pdf", "caption": caption})
+                front = item.front and place == 0
+                file = f"{stem}-{(COLUMN if front else PAGE).name}.pdf"
+                items.append({"kind": "figure", "front": front, "file": file, "caption": caption})
         elif isinstance(item, Paragraph):
-            items.append({"kind": "warning" if item.warning else "text", "text": item.text})
+            items.append({"kind": "warning" if item.warning else "text", "front": False, "text": item.text})
     return {"title": section.title, "appendix": section.section.appendix, "items": items}
 
 

@@ -1,7 +1,7 @@
 "use strict";
 const all = (selector, inside = document) => [...inside.querySelectorAll(selector)];
 
-// Tables: a click on a column's title sorts each group of rows; a field above longer tables hides the rows without its words.
+// Tables: a click on a column's title sorts each group of rows; a field above tables of more than eight rows hides the rows without its words.
 const number = (text) => { const found = text.replace(/,(?=\d{3})/g, "").match(/^(?:< )?([-−]?\d[\d.]*(?:e[-+]?\d+)?)/); return found ? parseFloat(found[1]) : NaN; };
 const compare = (a, b) => {
   const [x, y] = [number(a), number(b)];
@@ -27,7 +27,7 @@ for (const table of all("table")) {
     button.addEventListener("click", () => sortBy(title, column));
     title.append(button);
   });
-  if (rows.length < 8) continue;
+  if (rows.length <= 8) continue;
   const field = Object.assign(document.createElement("input"), { type: "search", placeholder: `filter ${rows.length} rows` });
   field.setAttribute("aria-label", "words that a row must have");
   field.addEventListener("input", () => {
@@ -102,6 +102,13 @@ const narrow = matchMedia("(max-width: 640px)");
 const fit = () => { if (narrow.matches) all("figure[data-phone]").forEach(unpack); };
 narrow.addEventListener("change", fit);
 fit();
+
+// Contents: at the side of a wide window they are open; in a narrow one they are a menu that folds after a choice.
+const menu = document.querySelector(".toc details"), wide = matchMedia("(min-width: 68rem)");
+const lay = () => { menu.open = wide.matches; };
+wide.addEventListener("change", lay);
+menu.addEventListener("click", (event) => { if (event.target.tagName === "A") lay(); });
+lay();
 
 // A link to a folded section unfolds it, and paper shows them all.
 const unfold = () => {
