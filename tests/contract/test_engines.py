@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from specrig.audit.exact import exact_test
 from specrig.audit.toy_pair import build
@@ -26,6 +27,7 @@ from specrig.engines import registry
 from specrig.engines.base import Engine, EngineError
 from specrig.engines.vllm.speculation import speculation_of
 from specrig.heads.medusa import module as medusa
+from specrig.heads.pard import module as pard
 from specrig.models.pair import PairFiles
 from specrig.study.load import load_study
 
@@ -44,7 +46,7 @@ ENGINES = [
 ]
 METHODS = [
     name
-    for name in ("autoregressive", "draft_model", "ngram", "medusa", "eagle", "eagle3", "suffix")
+    for name in "autoregressive draft_model ngram medusa eagle eagle3 p_eagle dflash suffix".split()
     if name in methods()
 ]
 
@@ -227,7 +229,7 @@ def test_an_engine_samples_from_the_target(tmp_path: Path, engine: str, method: 
 
 @pytest.mark.vllm
 @needs_vllm
-@pytest.mark.parametrize("method", ["draft_model", "eagle3", "suffix"])
+@pytest.mark.parametrize("method", ["draft_model", "eagle3", "p_eagle", "dflash", "suffix"])
 @pytest.mark.parametrize(
     ("sampling", "drafts"), [("stock", "greedy"), ("patched", "greedy"), ("patched", "probabilistic")]
 )
@@ -255,12 +257,33 @@ def test_an_eagle3_head_of_a_cut_vocabulary_drafts_in_vllm_what_it_drafts_here(
     tensors |= {"d2t": drafted - torch.arange(4), "lm_head.weight": tensors["lm_head.weight"][drafted]}
     save_file(tensors, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps(config))
-    pair = replace(toy_pair, heads={"eagle3": tmp_path})
+    assert_drafts_alike(replace(toy_pair, heads={"eagle3": tmp_path}), "eagle3")
+
+
+@pytest.mark.vllm
+@needs_vllm
+@pytest.mark.parametrize("method", ["p_eagle", "dflash"])
+def test_a_head_that_drafts_in_one_pass_drafts_in_vllm_what_it_drafts_here(toy_pair: PairFiles, method: str) -> None:
+    assert_drafts_alike(toy_pair, method)
+
+
+@pytest.mark.vllm
+@needs_vllm
+def test_a_pard_draft_drafts_in_vllm_what_it_drafts_here(toy_pair: PairFiles, tmp_path: Path) -> None:
+    """vLLM wants as many tokens as the target has, so the mask is one of them."""
+    assert toy_pair.draft is not None
+    model = AutoModelForCausalLM.from_pretrained(toy_pair.draft)
+    pard.save(tmp_path, model, model.config.vocab_size - 1)
+    assert_drafts_alike(replace(toy_pair, heads={"pard": tmp_path}), "pard")
+
+
+def assert_drafts_alike(pair: PairFiles, method: str) -> None:
+    """Native and vLLM emit the same number of tokens in each round."""
     emitted: dict[str, list[list[int]]] = {}
     for name in ("native", "vllm"):
         with registry()[name](pair) as opened:
             found = [
-                opened.generate(cell(name, "eagle3"), [prompt], max_new_tokens=33, seeds=[0])[0] for prompt in PROMPTS
+                opened.generate(cell(name, method), [prompt], max_new_tokens=33, seeds=[0])[0] for prompt in PROMPTS
             ]
         emitted[name] = [[entry.emitted for entry in each.rounds] for each in found]
     assert emitted["vllm"] == emitted["native"]

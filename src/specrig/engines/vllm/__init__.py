@@ -46,12 +46,11 @@ class Vllm(WeightsEngine):
     splits = True
     in_process = False
     differences: ClassVar[Mapping[str, str]] = {
-        "draft_model": "above temperature 0 vLLM drafts greedily and treats the draft as certain, unless "
-        "draft_sampling is probabilistic",
-        "eagle": "above temperature 0 vLLM drafts greedily and treats the draft as certain, unless draft_sampling is "
-        "probabilistic",
-        "eagle3": "above temperature 0 vLLM drafts greedily and treats the draft as certain, unless draft_sampling is "
-        "probabilistic",
+        **dict.fromkeys(
+            ("draft_model", "eagle", "eagle3", "p_eagle", "dflash", "pard"),
+            "above temperature 0 vLLM drafts greedily and treats the draft as certain, unless draft_sampling is "
+            "probabilistic",
+        ),
         "ngram": "vLLM takes the earliest match of the longest suffix, the native method the latest",
         "suffix": "vLLM's trees (arctic-inference) take the continuation seen first among equally frequent ones, the "
         "native method the latest; they count the suffix's own, unfinished occurrence too",

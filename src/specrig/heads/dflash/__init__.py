@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from specrig.heads.base import Sizes
+from specrig.heads.base import Foreign, Sizes
 from specrig.heads.eagle import LayerHead
 from specrig.runtime.types import DecodingError
 
@@ -30,6 +31,9 @@ class DFlash(LayerHead):
     title: ClassVar[str] = "DFlash"
     about: ClassVar[str] = "How the head of `dflash` is trained."
     aux_hidden_states: ClassVar[int] = 3
+    foreign: ClassVar[Mapping[str, Foreign]] = {
+        "vllm": Foreign("dflash", options={"acceptance": "exact", "length": "fixed"}, sampled=True),
+    }
 
     steps: int = Field(default=50, ge=1)
     """Optimiser steps."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from specrig.heads.base import Sizes, kept_share
+from specrig.heads.base import Foreign, Sizes, kept_share
 from specrig.heads.eagle import LayerHead
 from specrig.heads.eagle3 import choose_aux_layers
 
@@ -18,6 +19,11 @@ class PEagle(LayerHead):
     title: ClassVar[str] = "P-EAGLE"
     about: ClassVar[str] = "How the head of `p_eagle` is trained."
     aux_hidden_states: ClassVar[int] = 3
+    foreign: ClassVar[Mapping[str, Foreign]] = {
+        "vllm": Foreign(
+            "eagle3", keys={"parallel_drafting": True}, options={"acceptance": "exact", "length": "fixed"}, sampled=True
+        ),
+    }
 
     steps: int = Field(default=50, ge=1)
     """Optimiser steps."""

@@ -20,7 +20,12 @@ class Pard(NeuralHead):
     about: ClassVar[str] = "How the draft model of `pard` is trained, from the pair's draft."
     of_draft: ClassVar[bool] = True
     foreign: ClassVar[Mapping[str, Foreign]] = {
-        "vllm": Foreign("draft_model", keys={"parallel_drafting": True}, options={"acceptance": "exact"}),
+        "vllm": Foreign(
+            "draft_model",
+            keys={"parallel_drafting": True},
+            options={"acceptance": "exact", "length": "fixed"},
+            sampled=True,
+        ),
     }
 
     k: int = Field(default=8, ge=1, le=16)
