@@ -73,7 +73,7 @@ def command(claim: Claim, catalogue: Catalogue, parts: Sequence[str] = ()) -> tu
     if lacking:
         name, pair = f"{name}-trained", pair._replace(heads=[TRAINED])
     tasks, left_out = _tasks(claim, catalogue.tasks, parts)
-    if not tasks:
+    if tasks == []:
         return "", left_out
 
     obstacles = [left_out] if left_out else []
@@ -102,13 +102,13 @@ def _pair(claim: Claim, pairs: Mapping[str, KnownPair], needs: Collection[str]) 
     return re.sub(r"[^A-Za-z0-9._-]", "-", "-".join(models)), KnownPair(claim.target, draft)
 
 
-def _tasks(claim: Claim, names: Collection[str], parts: Sequence[str]) -> tuple[list[str], str]:
-    """(rows of tasks.tsv to measure, what they leave out of the claim, in words). A claim without a task gets all rows."""
+def _tasks(claim: Claim, names: Collection[str], parts: Sequence[str]) -> tuple[list[str] | None, str]:
+    """(rows of tasks.tsv to measure, what they leave out of the claim, in words). None: those of the default study."""
     if not claim.task:
-        return list(names), ""
+        return None, ""
     if claim.aggregate and not parts:
         own = [name for name in names if of_benchmark(claim, name)]
-        return own or list(names), f"over which tasks its {claim.task} is taken is not known from its source's rows"
+        return own or None, f"over which tasks its {claim.task} is taken is not known from its source's rows"
     chosen, missing = [], []
     for task in parts or [claim.task]:
         same_data = preferred(claim, task, names)
@@ -126,14 +126,14 @@ def _add_row(name: str, pair: KnownPair, claim: Claim, columns: Sequence[str]) -
     return f"{{ cut -f1 {PAIRS} | grep -qxF {name} || printf '{line}\\n' >> {PAIRS}; }}"
 
 
-def _changes(claim: Claim, pair: str, tasks: Sequence[str]) -> str:
+def _changes(claim: Claim, pair: str, tasks: Sequence[str] | None) -> str:
     """The claim's conditions as Snakemake's `--config` takes them, quoted for the shell."""
     entry: dict[str, Any] = {"method": claim.base_method}
     if claim.ks:
         entry["k"] = list(claim.ks)
     lists = {
         "pairs": [pair],
-        "tasks": tasks,
+        **({} if tasks is None else {"tasks": tasks}),
         "methods": [entry],
         "temperatures": [claim.sampling_temperature if claim.sampling_temperature is not None else 0],
         "batch_sizes": [int(claim.batch or 1)],
