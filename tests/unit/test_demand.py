@@ -47,7 +47,7 @@ def test_a_measuring_job_asks_for_its_pairs_memory_and_its_cells_time(workplace:
 
 
 def test_contexts_are_read_and_held(workplace: Path) -> None:
-    keys = {"pairs": ["llama31_8b"], "methods": [{"method": "ngram", "k": 4}], "max_new_tokens": 16}
+    keys = {"pairs": ["llama31_8b"], "methods": [{"method": "ngram", "k": 4}], "prompts": 8, "max_new_tokens": 16}
     short, long = study(**keys, contexts=[512]), study(**keys, contexts=[512, 32768])
     sizes = {number: pair_sizes(each) for number, each in enumerate((short, long))}
     assert sizes[1][0].tokens == 32768 and sizes[1][0].memory_bytes > sizes[0][0].memory_bytes
@@ -66,7 +66,10 @@ def test_load_is_counted(workplace: Path) -> None:
         "tasks": ["code_chat"],
         "methods": [{"method": "ngram", "k": 4}],
     }
-    plain, loaded = study(**keys), study(**keys, traffic={"concurrency": [1, 4], "rate": [2], "requests": 300})
+    plain, loaded = (
+        study(**keys),
+        study(**keys, traffic={"concurrency": [1, 4], "rate": [2], "requests": 300, "prompts": 8}),
+    )
     (size,), (job,) = pair_sizes(loaded), loaded.grid.points
     seconds = traffic_seconds(loaded, job, size)
     assert 3600 * (hours(loaded, [size])[0] - hours(plain, [size])[0]) == pytest.approx(seconds)
