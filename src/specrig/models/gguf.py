@@ -7,7 +7,9 @@ are spread out again, to the values that llama.cpp computes with. Importing this
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import io
 import json
 import shutil
 import tempfile
@@ -153,13 +155,13 @@ def convert(model: str, out: Path, dtype: str) -> None:
     file = located(model)
     import torch
     from transformers import AutoTokenizer
-    from transformers.utils import logging
 
-    logging.disable_progress_bar()  # hundreds of tensors in seconds: a log would hold hundreds of bars
     precision = getattr(torch, dtype)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-        loaded = load_whole(str(file.parent), gguf_file=file.name, dtype=precision)
+        # Its bars have no switch: a log would hold one line for each of hundreds of tensors.
+        with contextlib.redirect_stderr(io.StringIO()):
+            tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+            loaded = load_whole(str(file.parent), gguf_file=file.name, dtype=precision)
         # The config still says that the weights are quantized, which they are no longer, and saving would refuse: a
         # plain one instead.
         plain = {key: value for key, value in loaded.config.to_dict().items() if key != "quantization_config"}
