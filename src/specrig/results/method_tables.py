@@ -38,7 +38,7 @@ def methods_grid(study: StudyData) -> Grid:
             ]
         )
     caption = (
-        "The methods of the study. Lossless: the output keeps the target's distribution, at temperature 0 the very "
+        "The methods of the study. Lossless: the output keeps the target's distribution, and at temperature 0 its "
         "tokens."
     )
     return Grid(
