@@ -40,7 +40,7 @@ PRIOR = 2.0
 def slopes(costs: Sequence[float]) -> list[float]:
     """What each further token costs, rising: the slopes of the largest convex function below `costs`.
 
-    Kernels work in tiles, so measured costs are stairs: a token that begins a tile is dear and the next ones are free.
+    Kernels work in tiles, so measured costs are stairs: a tile's first token is expensive, the next ones are free.
     The slopes spread a tile's cost over its tokens. Example: 1, 1.2, 1.2, 1.6 -> .1, .1, .4.
     """
     hull: list[int] = []
@@ -69,7 +69,7 @@ class DraftSize:
 
     @property
     def trust(self) -> float:
-        """How many tokens were accepted for each that the drafter's own chances promised, where they were judged."""
+        """Accepted tokens / the sum of the chances of all judged tokens, by the drafter's own estimate."""
         return self._accepted / self._promised
 
     def fit(self, chances: Sequence[float]) -> int:
@@ -94,7 +94,7 @@ class DraftSize:
         return self.lengths
 
     def learn(self, promised: float, accepted: int, verdict: Verdict) -> None:
-        """A round is over, whoever drafted in it.
+        """Learn from a round that is over, of this drafter or another.
 
         promised: the chances of all tokens of this drafter that were judged, summed over them and over the rows;
         accepted: how many of them were accepted.
@@ -106,7 +106,7 @@ class DraftSize:
         self.rate = MEMORY * self.rate + (1 - MEMORY) * sum(emitted) / len(emitted) / self.costs[width]
 
     def learn_chains(self, verdict: Verdict) -> None:
-        """A round of chains is over, of `lengths` tokens each; nothing is promised until `fit_chains` is called again."""
+        """Learn from chains of `lengths` tokens each; nothing is promised until `fit_chains` is called again."""
         accepted = [min(n, len(path)) for n, path in zip(self.lengths, verdict.paths, strict=False)]
         # The first token that is rejected was judged too; those behind it were not.
         judged = [min(n, count + 1) for n, count in zip(self.lengths, accepted, strict=True)]
