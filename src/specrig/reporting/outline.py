@@ -181,7 +181,7 @@ OUTLINE = (
                 "latency",
                 "Speedup against the latency that is added to each round trip between draft and target.",
                 "Speedup against the latency that is added to each round trip between target and draft service. One "
-                "column a task. Bands are 95 % intervals. The dashed line is the same draft model in the target's own "
+                "column per task. Bands are 95 % intervals. The dashed line is the same draft model in the target's own "
                 "process.",
             ),
         ),
