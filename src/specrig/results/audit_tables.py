@@ -140,7 +140,7 @@ def verdict_grid(audit: pd.DataFrame) -> Grid:
 def summary_grid(audit: pd.DataFrame) -> Grid:
     """One row per method and test: how many cells were tested and passed, and the smallest p-value."""
     frame = audit.assign(lossy=audit["finding"].astype(str).str.startswith("lossy by design"))
-    order = {name: place for place, name in enumerate(method_order(frame["method"]))}
+    order = {name: rank for rank, name in enumerate(method_order(frame["method"]))}
     rows = []
     found = cast(
         "list[tuple[tuple[str, bool, str], pd.DataFrame]]", list(frame.groupby(["method", "lossy", "test"], sort=False))

@@ -81,8 +81,8 @@ def check_pairs(study: Study, problems: Problems, *, from_table: bool = True) ->
 
     def report(name: str, column: str, reason: str, fix: str) -> None:
         if from_table:
-            place = ", ".join(filter(None, (f"row {name!r}", column)))
-            problems.row(study.tables.pairs, None, place, reason, fix)
+            location = ", ".join(filter(None, (f"row {name!r}", column)))
+            problems.row(study.tables.pairs, None, location, reason, fix)
         else:
             problems.option(f"--{column or 'target'}", reason, fix)
 
@@ -242,7 +242,7 @@ def _check_contexts(study: Study, problems: Problems) -> None:
                 problems.key(["contexts", index], reason, "leave it out, or take a target with a longer context")
 
 
-def _place(study: Study, task: str) -> int:
+def _task_index(study: Study, task: str) -> int:
     """The index, in the config's `tasks`, of a task or of that of which it is a variant."""
     return list(dict.fromkeys(variant_of(each).task for each in study.tasks)).index(variant_of(task).task)
 
@@ -265,7 +265,7 @@ def _check_chat(study: Study, problems: Problems) -> None:
             continue  # reported as a problem of the pair
         if bare:
             of_training = name.startswith("training.")
-            key: list[str | int] = [*name.split(".")] if of_training else ["tasks", _place(study, name)]
+            key: list[str | int] = [*name.split(".")] if of_training else ["tasks", _task_index(study, name)]
             reason = f"the target of pair {pair!r} has no chat template, which {name} needs"
             fix = "take an instruction-tuned target, or a task without `chat` (`pairs:` and `tasks:` restrict an entry)"
             if name == "training.prompts":

@@ -81,7 +81,7 @@ class Eagle3Learner(StreamsLearner):
 
     settings: Eagle3
 
-    def loss(self, batch: Texts, states: Tensor, taught: Tensor) -> Tensor:
+    def loss(self, batch: Texts, states: Tensor, teacher_states: Tensor) -> Tensor:
         """The weighted mean over the steps of the distance of the distributions (`losses.likeness`), each step
         step_decay times the one before. With a reduced vocabulary the target's distribution is renormalised over the
         tokens that the head knows.

@@ -72,7 +72,7 @@ class PEagleLearner(StreamsLearner):
             x = layer(x, layer.queries(read, cos, sin), *layer.keys_values(read, cos, sin), seen)
         return list(x.split(widths, 1))
 
-    def loss(self, batch: Texts, states: Tensor, taught: Tensor) -> Tensor:
+    def loss(self, batch: Texts, states: Tensor, teacher_states: Tensor) -> Tensor:
         """The weighted mean over all that is drafted of the distance of the distributions (`losses.likeness`)."""
         model, settings = self.model, self.settings
         kept = kept_anchors(trained_entries(batch), settings.k, self.generator)  # [K, B, T]
