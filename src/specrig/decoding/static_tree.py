@@ -126,15 +126,15 @@ class FittedTree:
 
     def learn(self, verdict: Verdict) -> None:
         """Learn from a round that is over, in which every unfinished row verified the last tree."""
-        promised, accepted = 0.0, 0
+        expected, accepted = 0.0, 0
         for path, tokens in zip(verdict.paths, verdict.tokens, strict=True):
             if tokens:
                 # The children of the root and of each accepted node were judged.
                 judged = {(), *(self._tree[node] for node in path)}
                 children = (child for child in self._tree if child[:-1] in judged)
-                promised += sum(self.accuracy[len(child) - 1][child[-1]] for child in children)
+                expected += sum(self.accuracy[len(child) - 1][child[-1]] for child in children)
                 accepted += len(path)
-        self.size.learn(promised, accepted, verdict)
+        self.size.learn(expected, accepted, verdict)
 
 
 @dataclass(frozen=True, slots=True)

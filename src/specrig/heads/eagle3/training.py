@@ -24,7 +24,7 @@ from specrig.heads.losses import likeness
 from specrig.heads.teacher import Teacher, autocast
 
 
-class StreamsLearner(LayerLearner):
+class AuxStatesLearner(LayerLearner):
     """A layer on three of the target's hidden states. Its LM head and norm begin as the target's."""
 
     def __init__(
@@ -76,7 +76,7 @@ class StreamsLearner(LayerLearner):
         return {"fc.weight": self.stored_fc()} | self.layer.tensors("midlayer") | own | offsets
 
 
-class Eagle3Learner(StreamsLearner):
+class Eagle3Learner(AuxStatesLearner):
     """EAGLE-3's head."""
 
     settings: Eagle3

@@ -19,7 +19,7 @@ from specrig.heads import acceptance
 from specrig.heads.acceptance import ahead
 from specrig.heads.base import kept_share
 from specrig.heads.eagle.training import trained_entries
-from specrig.heads.eagle3.training import StreamsLearner
+from specrig.heads.eagle3.training import AuxStatesLearner
 from specrig.heads.learner import States, Texts, draft_ids
 from specrig.heads.losses import d_pace, kept_anchors, likeness, packed, probabilities
 from specrig.heads.p_eagle import PEagle
@@ -28,7 +28,7 @@ from specrig.heads.teacher import Teacher, autocast, moved, rows_at_once
 from specrig.heads.trained_layer import TrainedLayer
 
 
-class PEagleLearner(StreamsLearner):
+class PEagleLearner(AuxStatesLearner):
     """P-EAGLE's head: EAGLE-3's, what a mask reads in place of the target's states, and perhaps further layers."""
 
     settings: PEagle
