@@ -93,7 +93,7 @@ def test_it_prints_the_text_and_what_the_colours_mean(study: Path, capsys: pytes
         (["--option", "acceptance"], "not name=value"),
         (["--pair", "embeded"], "did you mean 'embedded'?"),
         (["--method", "hydra"], "does not make it"),
-        ([], "the target of 'embedded' is not there yet"),
+        ([], "the target of 'embedded' does not exist yet"),
         (["--draft", "x"], "--draft needs --target"),
         (["--target", "./nowhere"], "no model folder ./nowhere"),
         (["--pair", "embedded", "--target", "x/y"], "not both"),
@@ -120,7 +120,7 @@ def test_a_missing_folder_is_a_mistake_of_the_command_line(workplace: Path, caps
 def test_a_chat_needs_a_template_and_a_prompt_has_to_fit(tiny_pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = ["--target", str(tiny_pair / "models/target")]
     assert cli.main(["decode", "hello", *target, "--chat"]) == 2
-    assert "has none" in capsys.readouterr().err
+    assert "has no chat template, which task" in capsys.readouterr().err
     assert cli.main(["decode", "hello", *target, "--tokens", "100000"]) == 2
     assert "100000 are to follow" in capsys.readouterr().err
 

@@ -302,7 +302,7 @@ def test_a_probe_of_a_bad_moment_is_made_again(
     monkeypatch.setattr(machine_state, "probe", measured)
     monkeypatch.setattr(machine_state, "REST_S", 0.0)
     machine = MachineState("cpu")
-    found = [machine.probe(anew=True) for _ in expected]
+    found = [machine.probe(renew=True) for _ in expected]
     assert [one.product_gflop_s for one in found if one] == expected and len(speeds) - len(left) == made
 
 

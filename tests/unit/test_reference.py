@@ -80,7 +80,7 @@ def test_a_right_baseline_has_a_row_of_its_own(windowed: Path) -> None:
     assert audit["test"].tolist() == [BASELINE_TEST, "token identity"]
     assert audit["passed"].all() and audit["method"].tolist() == ["autoregressive", "draft_model"]
     assert audit["finding"][0] == "1: the same 24 tokens after 26 of prompt", "the longest prompt"
-    assert "gives what transformers' own generate gives" in sentence(audit)
+    assert "gives the same output as transformers' own generate" in sentence(audit)
 
 
 @pytest.fixture
@@ -109,9 +109,9 @@ def test_a_wrong_mask_is_identical_to_itself_and_found_all_the_same(windowed: Pa
     )
     assert audit_failures(cells(pair="other"), audit).tolist() == [False]
     assert "native/tiny" in sentence(audit) and "struck through" in sentence(audit)
-    assert "At temperature 0 2 of 2 outputs (100 %) are plain decoding's token by token." in sentence(audit)
+    assert "At temperature 0 2 of 2 outputs (100 %) equal plain decoding's, token by token." in sentence(audit)
     parted = audit.assign(identical=[None, 1])
-    assert "1 of 2 outputs (50 %) are plain decoding's token by token. A test passes" in sentence(parted)
+    assert "1 of 2 outputs (50 %) equal plain decoding's, token by token. A test passes" in sentence(parted)
     assert "passed, 50 % identical" in {row[-2].text for row in verdict_grid(parted).rows}
     assert "identical" not in sentence(audit.drop(columns="identical")), "audits of before had no such column"
 

@@ -130,7 +130,7 @@ def test_a_target_without_a_template_is_refused_before_it_is_loaded(
     tiny_corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(text_shards, "Writer", lambda *_: pytest.fail("the model was loaded"))
-    reason = r"self needs a chat template, and the tokenizer of .*stories260K has none.* or name a file of prompts"
+    reason = r"the tokenizer of .*stories260K has no chat template, which training\.prompts: self needs.* or name a file of prompts"
     with pytest.raises(PromptError, match=reason):
         write_text(recipe(), tiny_corpus / "corpus", tmp_path, STORIES)
 
@@ -140,7 +140,7 @@ def test_a_study_whose_target_has_no_template_is_refused(workplace: Path) -> Non
     settings["training"] |= {"prompts": "self"}
     Path("configs/mine.yaml").write_text(yaml.safe_dump(settings))
     with pytest.raises(
-        StudyError, match=r"training\.prompts needs a chat template and the target of pair .* has none"
+        StudyError, match=r"the target of pair .* has no chat template, which training\.prompts needs"
     ) as caught:
         load_study(Path("configs/mine.yaml"))
     assert "leave training.prompts out for the study's corpus, or name a file of prompts" in str(caught.value)

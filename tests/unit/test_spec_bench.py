@@ -148,7 +148,7 @@ def test_prompts_are_checked_again_before_the_models_load(config: Path) -> None:
 def test_chat_templates_come_from_the_tokenizer(config: Path, tmp_path: Path) -> None:
     study = load_study(config)
     pair = study.paths.pair_files("stories", study.root)
-    with pytest.raises(PromptError, match=r"needs a chat template and the tokenizer of .* has none"):
+    with pytest.raises(PromptError, match=r"the tokenizer of .* has no chat template, which task 't' needs"):
         apply_chat_template([Prompt("1", "hi")], "t", pair)
     folder = tmp_path / "chatty"
     shutil.copytree(STORIES, folder)

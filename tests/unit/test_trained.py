@@ -88,7 +88,7 @@ def test_a_draft_is_trained_for_the_head_that_is_made_from_it(workplace: Path) -
     assert with_draft.grid.trained == [("own", "pard")]
     published = study_of("own\towner/model\t\t\tpard=owner/pard\n", [{"method": "pard"}])
     assert published.grid.trained == [] and published.grid.parts("own") == ["pard"]
-    with pytest.raises(StudyError, match="pard needs a draft and pair 'own' has none"):
+    with pytest.raises(StudyError, match="pair 'own' has no draft, which pard needs"):
         study_of("own\towner/model\t\t\ttrained\n", [{"method": "pard"}])
 
 
@@ -103,7 +103,7 @@ def test_medusa_2_of_a_foreign_target(workplace: Path) -> None:
     [
         ("own\towner/model\t\t\tmedusa=trained eagel=trained\n", ["own', heads: there is no training for a head "
         "'eagel'", "did you mean 'eagle'?"]),
-        ("own\towner/model\t\t\teagle=trained\n", ["medusa needs a medusa and pair 'own' has none"]),
+        ("own\towner/model\t\t\teagle=trained\n", ["pair 'own' has no medusa, which medusa needs"]),
         ("own\towner/model\ttrained:gone\t\ttrained\n", ["own', draft: 'gone' is not a row whose draft is trained"]),
         ("own\towner/model\ttrained\t\ttrained\nb\towner/other\ttrained:own\t\ttrained\n", ["b', draft: 'own' has "
         "another target (owner/model)"]),
@@ -156,7 +156,7 @@ def test_a_chat_task_wants_a_template_before_anything_is_trained(workplace: Path
     ):  # fmt: skip
         for settings in ({"tasks": ["code_chat"]}, {"training": {"chat": True}}):
             if bare:
-                with pytest.raises(StudyError, match=r"needs a chat template and the target of pair 'own' has none"):
+                with pytest.raises(StudyError, match=r"the target of pair 'own' has no chat template, which .* needs"):
                     study_of(rows, [{"method": "draft_model"}], max_new_tokens=16, **settings)
             else:
                 assert study_of(rows, [{"method": "draft_model"}], max_new_tokens=16, **settings).grid.cells

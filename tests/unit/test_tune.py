@@ -30,9 +30,9 @@ def arms(count: int) -> list[Cell]:
 def run(logs: np.ndarray, budget: float) -> Race:
     """A race over log speedups [cells, units]."""
     race = Race(arms(len(logs)), logs.shape[1], budget)
-    while heat := race.heat:
-        units = range(heat.start, heat.stop)
-        race.enter({cell: pd.Series(logs[cell.k - 1, heat.start : heat.stop], units) for cell in heat.cells})
+    while rung := race.rung:
+        units = range(rung.start, rung.stop)
+        race.enter({cell: pd.Series(logs[cell.k - 1, rung.start : rung.stop], units) for cell in rung.cells})
     return race
 
 
@@ -52,7 +52,7 @@ def test_a_schedule_chooses_and_judges_on_the_units_there_are(cells: int, units:
 @pytest.mark.parametrize("units", [1, 2, 3])
 def test_units_that_cannot_choose_and_judge_give_no_race(units: int) -> None:
     race = Race(arms(5), units, 100)
-    assert not race.possible and race.heat is None
+    assert not race.possible and race.rung is None
 
 
 def test_a_race_finds_the_fastest_cell_and_its_speedup() -> None:
@@ -80,12 +80,12 @@ def test_of_equal_cells_the_luckiest_is_not_called_faster() -> None:
 
 def test_a_cell_that_fails_leaves_the_race() -> None:
     race = Race(arms(4), 8, 6)
-    heat = race.heat
-    assert heat is not None
-    race.enter({cell: pd.Series([0.1 * cell.k], [0]) for cell in heat.cells if cell.k != 4})
-    assert race.heat is not None and {cell.k for cell in race.heat.cells} == {3, 2}
+    rung = race.rung
+    assert rung is not None
+    race.enter({cell: pd.Series([0.1 * cell.k], [0]) for cell in rung.cells if cell.k != 4})
+    assert race.rung is not None and {cell.k for cell in race.rung.cells} == {3, 2}
     race.enter({})
-    assert race.heat is None and race.choice() is None
+    assert race.rung is None and race.choice() is None
 
 
 def test_a_replay_compares_with_the_grid(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

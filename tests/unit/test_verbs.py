@@ -190,7 +190,7 @@ def test_run_hands_its_arguments_to_snakemake(
     assert cli.main(["run", "configs/test.yaml", "--fail"]) == 7
     assert "profiles/slurm --fail" in capfd.readouterr().out
     assert cli.main(["run", "--profile", "slrum"]) == 2
-    assert "there are: default, slurm" in " ".join(capfd.readouterr().err.replace("│", " ").split())
+    assert "known profiles: default, slurm" in " ".join(capfd.readouterr().err.replace("│", " ").split())
     assert cli.main(["run", "configs/nowhere.yaml"]) == 2
     assert "no such config" in capfd.readouterr().err
     Path("configs/broken.yaml").write_text("study: broken\nmethods: [a\nk: {b\n")

@@ -208,7 +208,7 @@ def _outliers(parts: Mapping[int, Sequence[Record]]) -> list[Reason]:
 def _usual_probes(
     cells: Iterable[Sequence[Record]], environments: Mapping[tuple[str, str, str], Mapping[str, Any]]
 ) -> dict[tuple[Any, ...], dict[str, float]]:
-    """Machine (see `_machine`) -> the median of each probe in the study; a probe counts once, whoever shares it."""
+    """Machine (see `_machine`) -> the median of each probe in the study; a probe that several blocks share counts once."""
     seen: dict[tuple[Any, ...], set[Probe]] = {}
     for records in cells:
         own = seen.setdefault(_machine(environments.get(records[0].cell.method_key, {})), set())

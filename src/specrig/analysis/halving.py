@@ -26,7 +26,7 @@ JUDGING = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Heat:
+class Rung:
     """What is measured next: these cells, each on the units (prompts, or batches of them) from start to stop."""
 
     cells: tuple[Cell, ...]
@@ -71,22 +71,22 @@ def schedule(cells: int, units: int, budget: float) -> list[tuple[int, int]]:
         racing.append(max(1, int(share / size)))
         budget -= size * racing[-1]
     while sum(racing) > units - judging:
-        dear = racing.index(max(racing))
-        racing[dear] -= 1
-        budget += sizes[dear]
+        largest = racing.index(max(racing))
+        racing[largest] -= 1
+        budget += sizes[largest]
     last = min(max(judging, int(budget / sizes[-1])), units - sum(racing))
     return [*zip(sizes, [*racing, last], strict=True)] if last >= LEAST_UNITS else []
 
 
 @dataclass
 class Race:
-    """Successive halving of the cells of one setting. `heat` says what to measure, `enter` takes the result."""
+    """Successive halving of the cells of one setting. `rung` says what to measure, `enter` takes the result."""
 
     cells: Sequence[Cell]
     units: int
     budget: float
     logs: dict[Cell, pd.Series] = field(default_factory=dict)
-    """Cell -> log speedups of its units so far, indexed by unit. Cells that failed are not in it after their heat."""
+    """Cell -> log speedups of its units so far, indexed by unit. Cells that failed are not in it after their rung."""
 
     def __post_init__(self) -> None:
         self._rounds = schedule(len(self.cells), self.units, self.budget) if len(self.cells) > 1 else []
@@ -95,19 +95,19 @@ class Race:
         """Whether there are two cells and units enough."""
 
     @property
-    def heat(self) -> Heat | None:
+    def rung(self) -> Rung | None:
         """What to measure next; None when the race is over."""
         if self._done == len(self._rounds) or not self._racing:
             return None
-        return Heat(tuple(self._racing), self._start, self._start + self._rounds[self._done][1])
+        return Rung(tuple(self._racing), self._start, self._start + self._rounds[self._done][1])
 
     def enter(self, found: Mapping[Cell, pd.Series]) -> None:
-        """Take the log speedups, by unit, of a heat's cells, and keep the fastest. A cell without any has failed."""
-        heat = self.heat
-        assert heat is not None
-        measured = {cell: found[cell] for cell in heat.cells if cell in found and len(found[cell])}
+        """Take the log speedups, by unit, of a rung's cells, and keep the fastest. A cell without any has failed."""
+        rung = self.rung
+        assert rung is not None
+        measured = {cell: found[cell] for cell in rung.cells if cell in found and len(found[cell])}
         self.logs = {cell: pd.concat([*self._before(cell), logs]) for cell, logs in measured.items()}
-        self._done, self._start = self._done + 1, heat.stop
+        self._done, self._start = self._done + 1, rung.stop
         keep = self._rounds[self._done][0] if self._done < len(self._rounds) else FINALISTS
         self._racing = sorted(self.logs, key=lambda cell: -float(self.logs[cell].mean()))[:keep]
 

@@ -70,13 +70,13 @@ def optimal_k(cells: pd.DataFrame, records: Iterable[Record]) -> pd.DataFrame:
         if judged:
             own = [ratios[row_identity(found)] for found in members] if runs else []
             replicates = min((len(logs.index.unique("replicate")) for logs in own), default=1)
-            place = (row["engine"], row["pair"])
+            job = (row["engine"], row["pair"])
             row |= _judged(
                 row["task"],
                 judged,
                 by_k[DEFAULT_K][row["task"]] if usual else None,
-                runs.get(place),
-                gain_runs.get(place),
+                runs.get(job),
+                gain_runs.get(job),
                 replicates,
             )
         rows.append(row)

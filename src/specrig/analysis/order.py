@@ -142,32 +142,32 @@ def compare_orders(
     fair = best[best["lossless"].astype(bool) & ~best["failed"].astype(bool)]
     fair = fair[~fair["method"].isin(BASELINES)]
     records = {tuple(getattr(own[0].cell, name) for name in IDENTITY): own for own in cells.values()}
-    places = {"speedup": _places(fair[~disturbed(fair)]), "acceptance_length": _places(fair)}
+    by_pair = {"speedup": _rows_by_pair(fair[~disturbed(fair)]), "acceptance_length": _rows_by_pair(fair)}
 
     @cache
     def measured(identity: tuple[Any, ...], column: str) -> _Cell:
         return _cell(rows[identity], records[identity], column)
 
-    rows = {tuple(row[name] for name in IDENTITY): row for own in places["acceptance_length"].values() for row in own}
+    rows = {tuple(row[name] for name in IDENTITY): row for own in by_pair["acceptance_length"].values() for row in own}
     found = []
     for ranking in rankings(claims):
         column = METRICS[ranking.claim.metric]
-        for (engine, pair), every in places[column].items():
+        for (engine, pair), every in by_pair[column].items():
             temperature = (
                 ranking.claim.sampling_temperature
                 if ranking.claim.sampling_temperature is not None
                 else min(row["temperature"] for row in every)
             )
             smallest = min(row["batch_size"] for row in every)
-            here = [row for row in every if row["temperature"] == temperature and row["batch_size"] == smallest]
-            tasks, exact = _tasks(ranking.claim, list(dict.fromkeys(row["task"] for row in here)))
-            methods = _methods(ranking, here, tasks, partial(measured, column=column))
+            comparable = [row for row in every if row["temperature"] == temperature and row["batch_size"] == smallest]
+            tasks, exact = _tasks(ranking.claim, list(dict.fromkeys(row["task"] for row in comparable)))
+            methods = _methods(ranking, comparable, tasks, partial(measured, column=column))
             if len(methods) > 1:
                 found.append(_compare(ranking, (str(engine), str(pair), float(temperature)), tasks, exact, methods))
     return found
 
 
-def _places(rows: pd.DataFrame) -> dict[tuple[Any, Any], list[dict[str, Any]]]:
+def _rows_by_pair(rows: pd.DataFrame) -> dict[tuple[Any, Any], list[dict[str, Any]]]:
     """(engine, pair) -> its rows, read once for all rankings."""
     found: dict[tuple[Any, Any], list[dict[str, Any]]] = {}
     for row in row_dicts(rows):
@@ -224,7 +224,7 @@ def _value(cells: Sequence[_Cell]) -> float:
 
 
 def _compare(
-    ranking: Ranking, place: tuple[str, str, float], tasks: list[str], exact: bool, methods: dict[str, list[_Cell]]
+    ranking: Ranking, setting: tuple[str, str, float], tasks: list[str], exact: bool, methods: dict[str, list[_Cell]]
 ) -> OrderComparison:
     names = [name for name in ranking.figures if name in methods]
     reported = np.array([ranking.figures[name] for name in names])
@@ -247,7 +247,7 @@ def _compare(
             quotients = reported[behind] / reported[ahead], float(speeds[behind] / speeds[ahead])
             changes.append(Change(names[ahead], names[behind], float(quotients[0]), quotients[1], certainty, factors))
     measured = dict(zip(names, map(float, speeds), strict=True))
-    return OrderComparison(ranking, *place, tasks, exact, measured, tau, low, high, changes)
+    return OrderComparison(ranking, *setting, tasks, exact, measured, tau, low, high, changes)
 
 
 def kendall(reported: ArrayLike, measured: ArrayLike) -> Any:

@@ -1,4 +1,4 @@
-"""Estimate what a forward pass costs on a device that is not at hand, from the roofline of its weights.
+"""Estimate the cost of a forward pass on a device that is not available, from the roofline of its weights.
 
 A pass of n tokens reads the weights once and multiplies each of them with n vectors. It therefore takes at least
 max(bytes read / bandwidth, 2 · weights · n / peak FLOP/s) seconds (Williams et al. 2009; for decoding: Leviathan

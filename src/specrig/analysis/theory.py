@@ -149,12 +149,12 @@ def _speed(claim: Claim, family: Sequence[Claim]) -> Theory:
     ]
     if not rounds:
         return Theory(None, "what a round of this method costs is not known")
-    cheap, dear = min(low for low, _ in rounds), max(high for _, high in rounds)
+    cheap, expensive = min(low for low, _ in rounds), max(high for _, high in rounds)
     lengths, where = _lengths(claim, family)
-    cost_text = f"a round costs {_span((cheap, dear))} target passes"
+    cost_text = f"a round costs {_span((cheap, expensive))} target passes"
     if lengths is None:
         return _ceiling(claim, implied, rounds, agrees, cost_text, text)
-    low, high = lengths[0] / dear, lengths[1] / cheap
+    low, high = lengths[0] / expensive, lengths[1] / cheap
     fits = implied[1] >= low * (1 - BELOW) and implied[0] <= high * (1 + ABOVE)
     ends = "" if implied == claim.interval else f"{text}: "
     unit = 1.0 if claim.metric == "speedup" else (claim.interval or implied)[0] / implied[0]
@@ -198,7 +198,7 @@ def _implied(claim: Claim, family: Sequence[Claim]) -> tuple[Range | None, bool 
         bases = [
             row
             for row in family
-            if row.base_method == "autoregressive" and row.metric == "tokens_per_s" and _place(claim, row)
+            if row.base_method == "autoregressive" and row.metric == "tokens_per_s" and _same_machine(claim, row)
         ]
         if not bases or bases[0].interval is None:
             return None, None, ""
@@ -219,18 +219,22 @@ def _implied(claim: Claim, family: Sequence[Claim]) -> tuple[Range | None, bool 
         others_ratio = [
             (other, _implied(other, [row for row in family if row.metric != "speedup"])) for other in others
         ]
-        for other, (given, _, text) in others_ratio:
-            if given is not None:
-                apart = abs(given[0] / ratio[0] - 1)
-                return ratio, apart <= OWN, f"{text} ({other.id}), {apart:.1%} from the {ratio[0]:.2f}x stated"
+        for other, (stated_ratio, _, text) in others_ratio:
+            if stated_ratio is not None:
+                difference = abs(stated_ratio[0] / ratio[0] - 1)
+                return (
+                    ratio,
+                    difference <= OWN,
+                    f"{text} ({other.id}), {difference:.1%} from the {ratio[0]:.2f}x stated",
+                )
         return ratio, None, ""
     for other in others:
         stated = (other.interval or ratio)[0]
-        apart = abs(ratio[0] / stated - 1)
+        difference = abs(ratio[0] / stated - 1)
         return (
             ratio,
-            apart <= OWN,
-            f"{words} is {ratio[0]:.2f}x, {apart:.1%} from the {stated:.2f}x stated ({other.id})",
+            difference <= OWN,
+            f"{words} is {ratio[0]:.2f}x, {difference:.1%} from the {stated:.2f}x stated ({other.id})",
         )
     return ratio, None, f"{words} is {ratio[0]:.2f}x"
 
@@ -279,7 +283,7 @@ def _same(one: Claim, other: Claim, *, task: bool = True) -> bool:
     return one.method == other.method and drafts and ks and agree
 
 
-def _place(one: Claim, other: Claim) -> bool:
+def _same_machine(one: Claim, other: Claim) -> bool:
     return all(
         not getattr(one, name) or getattr(one, name) == getattr(other, name)
         for name in ("hardware", "precision", "batch")

@@ -80,10 +80,10 @@ def predicted(table: pd.DataFrame) -> pd.Series:
             continue
         loads, seconds = passes.index.to_numpy(float), passes.to_numpy(float)
         last = (seconds[-1] - seconds[-2]) / (loads[-1] - loads[-2])
-        for place, row in rows.iterrows():
+        for index, row in rows.iterrows():
             wide = row["load"] * (1 + row["drafted_per_pass"])
             time = np.interp(wide, loads, seconds) + max(wide - loads[-1], 0.0) * last
-            found[place] = row["acceptance_length"] * float(passes[row["load"]]) / time
+            found[index] = row["acceptance_length"] * float(passes[row["load"]]) / time
     return found
 
 

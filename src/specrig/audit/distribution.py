@@ -132,8 +132,8 @@ def next_token_test(
         if len(groups) < 2:
             continue
         member = np.zeros((len(groups) - 1, V))  # the last group's count follows from the others'
-        for place, group in enumerate(groups[:-1]):
-            member[place, group] = 1
+        for number, group in enumerate(groups[:-1]):
+            member[number, group] = 1
         excess = member @ (np.bincount(tokens[rows], minlength=V) - mean)
         statistic += float(excess @ np.linalg.solve(member @ covariance @ member.T, excess))
         degrees += len(groups) - 1

@@ -129,9 +129,12 @@ def run_tests(
     before = np.minimum(tokens[:, :-1], V - 1)
     each = [
         next_token_test(
-            f"token {place + 1}, given the one before", before[:, place - 1], tokens[:, place], probabilities[:, place]
+            f"token {position + 1}, given the one before",
+            before[:, position - 1],
+            tokens[:, position],
+            probabilities[:, position],
         )
-        for place in range(1, tokens.shape[1])
+        for position in range(1, tokens.shape[1])
     ]
     pairs, after = (before[:, :-1] * V + before[:, 1:]).ravel(), probabilities[:, 2:].reshape(-1, V)
     others = (

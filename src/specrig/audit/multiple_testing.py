@@ -57,8 +57,8 @@ def audited_cells(cells: Iterable[Cell]) -> list[Cell]:
             for temperature in sorted({cell.temperature for cell in members if cell.temperature > 0}) or [1.0]:
                 every = [cell for cell in members if cell.variant == variant]
                 own = {cell.k: cell for cell in [cell for cell in every if cell.temperature == temperature] or every}
-                place = {"pair": "", "task": "", "temperature": temperature, "batch_size": 1}
-                found += [own[k].model_copy(update=place) for k in sorted({min(own), max(own)})]
+                setting = {"pair": "", "task": "", "temperature": temperature, "batch_size": 1}
+                found += [own[k].model_copy(update=setting) for k in sorted({min(own), max(own)})]
     return found
 
 

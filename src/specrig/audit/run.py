@@ -274,8 +274,8 @@ def _ks(ks: set[int]) -> str:
 def _row(cell: Cell, lossless: bool, outcome: Outcome) -> dict[str, Any]:
     """lossless: whether the method claims to be; one that does not has no verdict."""
     found = outcome if lossless else outcome._replace(passed=True, finding=f"lossy by design; {outcome.finding}")
-    place = {name: getattr(cell, name) for name in COLUMNS if name in type(cell).model_fields}
-    return place | found._asdict()
+    columns = {name: getattr(cell, name) for name in COLUMNS if name in type(cell).model_fields}
+    return columns | found._asdict()
 
 
 def _write(rows: Iterable[dict[str, Any]], out: Path) -> None:

@@ -45,8 +45,8 @@ class LiveGeneration:
         else:
             self.rounds.append(one)
         accepted = 0 if one is None else min(one.accepted, len(tokens))
-        for place, token in enumerate(tokens):
-            self.writing.add(token, "draft" if place < accepted else "target", len(self.rounds))
+        for position, token in enumerate(tokens):
+            self.writing.add(token, "draft" if position < accepted else "target", len(self.rounds))
         self.changed()
         self._display_s += perf_counter() - began
 

@@ -58,7 +58,7 @@ def _profile(name: str) -> Path:
         if (folder / FILE_OF_PROFILE).is_file() or (folder / "config.yaml").is_file():
             return folder
     known = ", ".join(sorted(path.parent.name for path in PROFILES.glob(f"*/{FILE_OF_PROFILE}"))) or "none"
-    raise typer.BadParameter(f"no profile {name!r}; there are: {known}; or give a folder with a {FILE_OF_PROFILE}")
+    raise typer.BadParameter(f"no profile {name!r}; known profiles: {known}; or give a folder with a {FILE_OF_PROFILE}")
 
 
 def _wait(command: Sequence[str]) -> tuple[bool, int]:

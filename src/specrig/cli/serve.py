@@ -13,7 +13,7 @@ Revision = Annotated[str | None, typer.Option(help="Commit, branch or tag on the
 Dtype = Annotated[str, typer.Option(help="Precision: float32, bfloat16, float16")]
 Device = Annotated[str, typer.Option(help="cpu or cuda")]
 Host = Annotated[
-    str, typer.Option(help="Address to listen at; other than this machine only with a key in SPECRIG_API_KEY")
+    str, typer.Option(help="Address to listen at; an address beyond this machine needs a key in SPECRIG_API_KEY")
 ]
 Port = Annotated[int, typer.Option(min=1, max=65_535)]
 Batch = Annotated[int, typer.Option("--max-num-seqs", "--batch", min=1, help="Maximum number of sequences in a pass")]

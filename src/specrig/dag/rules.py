@@ -298,9 +298,9 @@ class Rules:
     def answers_settings(self, wildcards: Wildcards) -> str:
         """Digest of what decides the answers to a task's turns, besides prompts, target and code."""
         engine = answering_cell(self.study, wildcards.pair, wildcards.task).engine
-        place = SimpleNamespace(engine=engine, pair=wildcards.pair)
+        job = SimpleNamespace(engine=engine, pair=wildcards.pair)
         return (
-            self.job_settings(cast(Wildcards, place))
+            self.job_settings(cast(Wildcards, job))
             + self.task_row(wildcards)
             + self.remade(f"answers/{wildcards.pair}/*")
         )
@@ -321,9 +321,9 @@ class Rules:
 
     def job_settings(self, wildcards: Wildcards) -> str:
         """Digest of the settings that decide what a job measures: keys, pair's row, engine options and servers."""
-        study, place = self.study, (wildcards.engine, wildcards.pair)
+        study, job = self.study, (wildcards.engine, wildcards.pair)
         row = study.rows.pairs[wildcards.pair].model_dump(exclude={"notes"})
-        servers = [server for server in study.servers if (server.engine, server.pair) == place]
+        servers = [server for server in study.servers if (server.engine, server.pair) == job]
         options = study.engine_options.get(wildcards.engine, {})
         return digest([{key: getattr(study, key) for key in JOB_KEYS}, row, options, servers])
 

@@ -34,13 +34,13 @@ token, and q's most likely token to be that one as often as q says. A wrong shar
 MEMORY = 0.95
 """What a round's evidence is worth a round later."""
 PRIOR = 2.0
-"""Tokens that were accepted as promised, so to speak, before anything was seen."""
+"""Tokens that count as expected and accepted before the first round."""
 
 
 def slopes(costs: Sequence[float]) -> list[float]:
     """What each further token costs, rising: the slopes of the largest convex function below `costs`.
 
-    Kernels work in tiles, so measured costs are stairs: a token that begins a tile is dear and the next ones are free.
+    Kernels work in tiles, so measured costs are stairs: a tile's first token is expensive, the next ones are free.
     The slopes spread a tile's cost over its tokens. Example: 1, 1.2, 1.2, 1.6 -> .1, .1, .4.
     """
     hull: list[int] = []
@@ -62,15 +62,15 @@ class DraftSize:
         self.costs = costs
         self.slopes = slopes(costs)
         self.rate = 1.0
-        self._promised = self._accepted = PRIOR
+        self._expected = self._accepted = PRIOR
         self._shares: list[Sequence[float]] = []
         self.lengths: list[int] = []
         """How many tokens of each row's chain this round verifies, by `fit_chains`."""
 
     @property
     def trust(self) -> float:
-        """How many tokens were accepted for each that the drafter's own chances promised, where they were judged."""
-        return self._accepted / self._promised
+        """Accepted tokens / the sum of the chances of all judged tokens, by the drafter's own estimate."""
+        return self._accepted / self._expected
 
     def fit(self, chances: Sequence[float]) -> int:
         """How many of a draft's tokens to verify, from the first.
@@ -93,26 +93,26 @@ class DraftSize:
         self.lengths = [min(self.fit(row), depth) for row, depth in zip(chances, depths, strict=True)]
         return self.lengths
 
-    def learn(self, promised: float, accepted: int, verdict: Verdict) -> None:
-        """A round is over, whoever drafted in it.
+    def learn(self, expected: float, accepted: int, verdict: Verdict) -> None:
+        """Learn from a round that is over, of this drafter or another.
 
-        promised: the chances of all tokens of this drafter that were judged, summed over them and over the rows;
+        expected: the chances of all tokens of this drafter that were judged, summed over them and over the rows;
         accepted: how many of them were accepted.
         """
-        self._promised = MEMORY * self._promised + (1 - MEMORY) * PRIOR + promised
+        self._expected = MEMORY * self._expected + (1 - MEMORY) * PRIOR + expected
         self._accepted = MEMORY * self._accepted + (1 - MEMORY) * PRIOR + accepted
         emitted = [len(tokens) for tokens in verdict.tokens if tokens]
         width = min(max(map(len, verdict.drafted)), len(self.costs) - 1)
         self.rate = MEMORY * self.rate + (1 - MEMORY) * sum(emitted) / len(emitted) / self.costs[width]
 
     def learn_chains(self, verdict: Verdict) -> None:
-        """A round of chains is over, of `lengths` tokens each; nothing is promised until `fit_chains` is called again."""
+        """Learn from chains of `lengths` tokens each; nothing is expected until `fit_chains` is called again."""
         accepted = [min(n, len(path)) for n, path in zip(self.lengths, verdict.paths, strict=False)]
         # The first token that is rejected was judged too; those behind it were not.
         judged = [min(n, count + 1) for n, count in zip(self.lengths, accepted, strict=True)]
-        promised = sum(sum(row[:n]) for row, n in zip(self._shares, judged, strict=True))
+        expected = sum(sum(row[:n]) for row, n in zip(self._shares, judged, strict=True))
         self._shares, self.lengths = [], []
-        self.learn(promised, sum(accepted), verdict)
+        self.learn(expected, sum(accepted), verdict)
 
     def shorten(self, draft: Draft, logits: Tensor, depths: Sequence[int]) -> Draft:
         """The chains of a drafter that gives the logits `[B, k, Vd]` of all their tokens at once, cut where they fit."""

@@ -95,7 +95,7 @@ class FixedTree:
         return self._trees[depth]
 
     def learn(self, verdict: Verdict) -> None:
-        """A round is over: nothing changes."""
+        """Learn from a round that is over: nothing changes here."""
 
 
 class FittedTree:
@@ -125,16 +125,16 @@ class FittedTree:
         return self._tree
 
     def learn(self, verdict: Verdict) -> None:
-        """A round is over, in which every row that went on verified the last tree."""
-        promised, accepted = 0.0, 0
+        """Learn from a round that is over, in which every unfinished row verified the last tree."""
+        expected, accepted = 0.0, 0
         for path, tokens in zip(verdict.paths, verdict.tokens, strict=True):
             if tokens:
                 # The children of the root and of each accepted node were judged.
                 judged = {(), *(self._tree[node] for node in path)}
                 children = (child for child in self._tree if child[:-1] in judged)
-                promised += sum(self.accuracy[len(child) - 1][child[-1]] for child in children)
+                expected += sum(self.accuracy[len(child) - 1][child[-1]] for child in children)
                 accepted += len(path)
-        self.size.learn(promised, accepted, verdict)
+        self.size.learn(expected, accepted, verdict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +250,7 @@ class Plan:
         number: dict[Ranks, int] = {(): 0}
         for depth in range(1, 1 + max(map(len, paths))):
             members = [path for path in paths if len(path) == depth]
-            place = {path: at for at, path in enumerate(above)}
+            position = {path: at for at, path in enumerate(above)}
             width = 1 + max(path[-1] for path in members)
             births = [sum(other[:-1] == path[:-1] for other in members[:at]) for at, path in enumerate(members)]
             opened = [at for at, path in enumerate(members) if path in having]
@@ -258,10 +258,12 @@ class Plan:
                 Level(
                     open=len(above),
                     width=width,
-                    slots=tuple(place[path[:-1]] * width + path[-1] for path in members),
-                    draws=tuple(place[path[:-1]] * width + birth for path, birth in zip(members, births, strict=True)),
+                    slots=tuple(position[path[:-1]] * width + path[-1] for path in members),
+                    draws=tuple(
+                        position[path[:-1]] * width + birth for path, birth in zip(members, births, strict=True)
+                    ),
                     opened=tuple(opened),
-                    origins=tuple(place[members[at][:-1]] for at in opened),
+                    origins=tuple(position[members[at][:-1]] for at in opened),
                 )
             )
             above = [members[at] for at in opened]

@@ -1,4 +1,4 @@
-"""The types of decoding: what a drafter offers, what verification answers, and what a generation gives in the end.
+"""The types of decoding: what a drafter offers, what verification returns, and what a generation returns.
 
 Shapes: B rows (sequences), n draft tokens a row, V vocabulary, D hidden width. torch is imported for type checkers
 only, because the planner imports this file and must start without torch.
@@ -93,7 +93,7 @@ class Draft:
 
 @dataclass(slots=True)
 class Verdict:
-    """What the target made of a Draft.
+    """The target's verdict on a Draft.
 
     tokens: per row the tokens that follow the context: the accepted path, then one token of the target's own
         (correction after a rejection, bonus when a whole path was accepted). The loop then applies the stop rules.

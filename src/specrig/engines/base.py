@@ -156,7 +156,7 @@ class Engine(ABC):
         return {"engine": known | {"untested": self.untested, "differences": dict(self.differences)}}
 
     def reset_peak_memory(self) -> None:
-        """Start measuring the peak of memory anew, where the system can do that (Linux: proc(5), clear_refs)."""
+        """Start measuring the peak of memory again, if the system can do that (Linux: proc(5), clear_refs)."""
         with suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")
 

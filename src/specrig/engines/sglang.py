@@ -220,7 +220,7 @@ def complete(client: Client, body: dict[str, Any], *, incremental: bool = False)
 
 
 def counts(meta: Mapping[str, Any]) -> Counts | None:
-    """A request's totals from its `meta_info`; None where it has none or did not speculate."""
+    """A request's totals from its `meta_info`; None if they are missing or it did not speculate."""
     passes = meta.get("spec_verify_ct")
     if not passes:
         return None

@@ -1,4 +1,4 @@
-"""What is known of a kind of head without torch: its keys in a study, its names, its cost, what it is made from."""
+"""What is known about a kind of head without torch: its keys in a study, its names, its cost, what it is made from."""
 
 from __future__ import annotations
 

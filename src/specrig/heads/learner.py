@@ -63,15 +63,15 @@ class Learner(nn.Module, ABC):
         """Of random numbers in `loss`; a training that was cut goes on with its state."""
 
     def prepare(self, texts: Texts, states: States) -> None:
-        """Begin better than at random, by some of the texts that will be learnt from. It is called before the first
-        step, and again before a training that was cut goes on; the same arguments give the same start.
+        """Start from better weights than random ones, from some of the training texts. It is called before the first
+        step, and again before an interrupted training continues; the same arguments give the same start.
         """
 
     @abstractmethod
-    def loss(self, batch: Texts, states: Tensor, taught: Tensor) -> Tensor:
-        """One number. batch: B texts of T + 1 tokens; states: the model's of them, `[B, T + 1, (F + 1) D]` (see
-        `reads_teacher`); taught: the teacher's, `[B, T + 1, D']`; all on the model's device. Only what the target wrote
-        is learnt: there the head will draft.
+    def loss(self, batch: Texts, states: Tensor, teacher_states: Tensor) -> Tensor:
+        """The loss of a batch, a scalar. batch: B texts of T + 1 tokens; states: the model's of them, `[B, T + 1, (F + 1)
+        D]` (see `reads_teacher`); teacher_states: the teacher's, `[B, T + 1, D']`; all on the model's device. Only tokens
+        that the target wrote count: only there will the head draft.
         """
 
     @abstractmethod

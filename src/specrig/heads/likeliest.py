@@ -8,7 +8,7 @@ from typing import TypeVar
 
 N = TypeVar("N")
 Child = tuple[float, int, int, N]
-"""A child of a node of any kind: its share among its siblings, its place among equals (the lowest first), its token,
+"""A child of a node of any kind: its share among its siblings, its rank among equals (the lowest first), its token,
 and the node.
 """
 
@@ -24,13 +24,13 @@ def likeliest(
     is always the best of all.
     """
     probabilities, tokens, parents = list[float](), list[int](), list[int]()
-    # Probability (negative), place among equals, parent, level, token, node; the first three distinguish all nodes.
+    # Probability (negative), rank among equals, parent, level, token, node; the first three distinguish all nodes.
     heap: list[tuple[float, int, int, int, int, N]] = []
 
     def offer(node: N, parent: int, level: int, probability: float) -> None:
-        for share, place, token, child in children(node):
+        for share, rank, token, child in children(node):
             if probability * share >= least:
-                heapq.heappush(heap, (-probability * share, place, parent, level, token, child))
+                heapq.heappush(heap, (-probability * share, rank, parent, level, token, child))
 
     offer(start, -1, 1, 1.0)
     while heap and len(tokens) < nodes:

@@ -48,7 +48,7 @@ class MarkovBias(nn.Module):
 
     @classmethod
     def of(cls, weights: dict[str, Tensor], drafted: int) -> MarkovBias | None:
-        """That of a checkpoint, for its first `drafted` tokens: the others are padding; None: it has none."""
+        """The bias of a checkpoint, for its first `drafted` tokens (the others are padding); None without a bias."""
         return (
             cls(weights[_EMBEDDING], weights[_LM_HEAD][:drafted]).requires_grad_(False)
             if _EMBEDDING in weights

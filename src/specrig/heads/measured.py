@@ -6,7 +6,7 @@ from typing import Any
 
 
 def measured(config: Any) -> dict[str, Any]:
-    """What is noted; empty for a head of others. Raises ValueError where it is no object."""
+    """The recorded values; empty for a head that was not trained here. Raises ValueError where it is no object."""
     found = getattr(config, "specrig", None) or {}
     if not isinstance(found, dict):
         raise ValueError("config.json: `specrig` is no object")

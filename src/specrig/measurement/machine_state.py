@@ -44,9 +44,9 @@ class MachineState:
         at_work = self._in_process and self._device == "cpu"
         return found if at_work else found.model_copy(update={"held_s": None})
 
-    def probe(self, *, anew: bool = False) -> Probe | None:
-        """Return the last probe, or a new one if that is too old or if `anew`; None where no probe can be made."""
-        if self._probes and (anew or self._last is None or time.monotonic() > self._until):
+    def probe(self, *, renew: bool = False) -> Probe | None:
+        """Return the last probe, or a new one if that is too old or if `renew`; None where no probe can be made."""
+        if self._probes and (renew or self._last is None or time.monotonic() > self._until):
             if not self._in_process:
                 time.sleep(REST_S)
             self._last = self._believable()

@@ -301,7 +301,7 @@ def _attempt(block: _Block, *, last: bool) -> dict[Cell, list[Record]]:
             if runs is not None:
                 found[cell].append(runs)
         block.advance()
-    block.after = block.machine.probe(anew=last)
+    block.after = block.machine.probe(renew=last)
     if block.baseline in block.failed:
         block.failed = dict.fromkeys(block.cells, f"the baseline failed: {block.failed[block.baseline]}")
     drifts = [None] * len(block.rounds)

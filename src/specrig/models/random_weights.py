@@ -35,7 +35,7 @@ def random_model(
     device = torch.device(devices[0])
     torch.manual_seed(seed)
     if len(devices) > 1:
-        return cached_model(_split(shape, [str(place) for place in devices], dtype, beside), device=device)
+        return cached_model(_split(shape, [str(device) for device in devices], dtype, beside), device=device)
     if not LlamaModel.serves(shape):
         with device:
             model = AutoModelForCausalLM.from_config(shape, dtype=dtype)
@@ -71,9 +71,9 @@ def _split(shape: Any, devices: Sequence[str], dtype: torch.dtype, beside: int) 
     model = split.empty(shape, dtype)
     placement = split.device_map(model, devices, beside)
     for name, weight in list(model.named_parameters()):  # each once, wherever it is tied to
-        place = next(place for above, place in placement.items() if f"{name}.".startswith(f"{above}."))
+        device = next(device for above, device in placement.items() if f"{name}.".startswith(f"{above}."))
         above, _, own = name.rpartition(".")
-        made = _drawn(own, torch.empty_like(weight, device=place, requires_grad=False))
+        made = _drawn(own, torch.empty_like(weight, device=device, requires_grad=False))
         setattr(model.get_submodule(above), own, nn.Parameter(made, requires_grad=False))
     model.tie_weights()
     return dispatch_model(model, placement, skip_keys=model._skip_keys_device_placement)

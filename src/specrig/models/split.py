@@ -67,7 +67,7 @@ def device_map(model: Any, devices: Sequence[str], beside: int = 0) -> dict[str,
     import torch
     from torch import nn
 
-    places = [torch.device(device) for device in devices]
+    torch_devices = [torch.device(device) for device in devices]
     layers: int = model.config.get_text_config(decoder=True).num_hidden_layers
     name = next(
         (name for name, part in model.named_modules() if isinstance(part, nn.ModuleList) and len(part) == layers), None
@@ -78,12 +78,12 @@ def device_map(model: Any, devices: Sequence[str], beside: int = 0) -> dict[str,
     above, prefix = model, ""
     for step in name.split("."):
         own = [*above.named_parameters(recurse=False), *above.named_buffers(recurse=False), *above.named_children()]
-        found |= {prefix + part: places[0] for part, _ in own if part != step}
+        found |= {prefix + part: torch_devices[0] for part, _ in own if part != step}
         above, prefix = getattr(above, step), f"{prefix}{step}."
     sizes = [_bytes(layer) for layer in above]
-    counts = shares(sizes, _bytes(model) - sum(sizes) + beside, len(places))
-    there = [place for place, count in zip(places, counts, strict=True) for _ in range(count)]
-    return found | {f"{prefix}{index}": place for index, place in enumerate(there)}
+    counts = shares(sizes, _bytes(model) - sum(sizes) + beside, len(torch_devices))
+    assigned = [device for device, count in zip(torch_devices, counts, strict=True) for _ in range(count)]
+    return found | {f"{prefix}{index}": device for index, device in enumerate(assigned)}
 
 
 def shares(sizes: Sequence[int], first: int, parts: int) -> list[int]:

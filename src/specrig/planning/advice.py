@@ -291,8 +291,8 @@ DISTURBED = "‡ disturbed: the machine did other things while it was measured; 
 def show_advice(advice: Advice, console: Console) -> None:
     """Print the pair, its findings and its measurements; without these, predictions and what practice recommends."""
     pair, device = advice.pair, advice.device
-    place = f" on {device.device}" if device else ""
-    console.print(f"{advice.name}: {pair.target} ← {pair.draft or 'no draft'}{place}", style="bold", markup=False)
+    suffix = f" on {device.device}" if device else ""
+    console.print(f"{advice.name}: {pair.target} ← {pair.draft or 'no draft'}{suffix}", style="bold", markup=False)
     for finding in advice.findings:
         console.print(f"  {SIGNS[finding.good]} {finding.text}", style=STYLES[finding.good], markup=False)
     console.print()
@@ -365,12 +365,12 @@ def _print_predictions(predictions: Sequence[Prediction], device: str | None, co
     print_table(console, [Column("method"), Column("assumed"), *(Column(name, right=True) for name in numbers)], rows)
     # The other alphas show how much the speedup hangs on acceptance; to choose by, the usual one is taken.
     choices = [row for row in predictions if row.alpha in (None, USUAL_ALPHA)]
-    for title, among in (
+    for title, candidates in (
         ("Best with nothing to train", [row for row in choices if not row.heads]),
         ("Best of all", choices),
     ):
-        if among:
-            speedup, text = max((row.speedup, _choice(row)) for row in among)
+        if candidates:
+            speedup, text = max((row.speedup, _choice(row)) for row in candidates)
             text = f"{text}: {speedup:.2f} times at most" if speedup > 1 else "autoregressive: nothing pays"
             console.print(f"{title}: {text}")
     source = f"the roofline of {device}" if device else "the ratio of parameters (--device refines it)"

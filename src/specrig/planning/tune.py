@@ -19,7 +19,7 @@ import pandas as pd
 from rich.console import Console
 
 from specrig.analysis.cells import by_cell, row_dicts, row_identity
-from specrig.analysis.halving import Choice, Heat, Race
+from specrig.analysis.halving import Choice, Race, Rung
 from specrig.analysis.replicates import Layout, layout
 from specrig.analysis.speedup import group_times, log_ratios, log_speedups
 from specrig.cell import Cell
@@ -91,9 +91,9 @@ class _Setting:
     replicates: int
     measured: int = 0
 
-    def enter(self, heat: Heat, logs: Mapping[Cell, pd.Series]) -> None:
-        """Take a heat's log speedups, by unit."""
-        self.measured += self.generations(heat.cells, heat.stop - heat.start)
+    def enter(self, rung: Rung, logs: Mapping[Cell, pd.Series]) -> None:
+        """Take a rung's log speedups, by unit."""
+        self.measured += self.generations(rung.cells, rung.stop - rung.start)
         self.race.enter(logs)
 
     def generations(self, cells: Sequence[Cell], units: int) -> int:
@@ -133,28 +133,28 @@ def tune(study: Study, share: float = SHARE) -> list[Tuned]:
             race = _race(members, _units(study, members[0]), share * study.replicates)
             settings.append(_Setting(baseline, race, study.repeats, study.replicates))
         for done in count():
-            heats = [(setting, heat) for setting in settings if (heat := setting.race.heat)]
-            if not heats:
+            rungs = [(setting, rung) for setting in settings if (rung := setting.race.rung)]
+            if not rungs:
                 break
-            _measure_round(study, heats, study.root / "tune" / f"round-{done}")
+            _measure_round(study, rungs, study.root / "tune" / f"round-{done}")
         found += [setting.tuned() for setting in settings]
     return found
 
 
-def _measure_round(study: Study, heats: Sequence[tuple[_Setting, Heat]], folder: Path) -> None:
-    """Measure the heats of one engine and pair together."""
+def _measure_round(study: Study, rungs: Sequence[tuple[_Setting, Rung]], folder: Path) -> None:
+    """Measure the rungs of one engine and pair together."""
     prompts = {
-        cell: slice(heat.start * cell.batch_size, heat.stop * cell.batch_size)
-        for _, heat in heats
-        for cell in heat.cells
+        cell: slice(rung.start * cell.batch_size, rung.stop * cell.batch_size)
+        for _, rung in rungs
+        for cell in rung.cells
     }
     methods = list(dict.fromkeys(cell.method for cell in prompts))
     first = next(iter(prompts))
     measure(study, first.engine, first.pair, methods, part=Part(folder, prompts))
     records = by_cell(study_records(folder / first.engine / first.pair, 1))
-    for setting, heat in heats:
-        logs = {cell: log_speedups(group_times(records[cell.name])) for cell in heat.cells if cell.name in records}
-        setting.enter(heat, {cell: found.set_axis(found.index + heat.start) for cell, found in logs.items()})
+    for setting, rung in rungs:
+        logs = {cell: log_speedups(group_times(records[cell.name])) for cell in rung.cells if cell.name in records}
+        setting.enter(rung, {cell: found.set_axis(found.index + rung.start) for cell, found in logs.items()})
 
 
 def replay(results: StudyResults, share: float = SHARE, orders: int = ORDERS) -> list[Tuned]:
@@ -191,10 +191,10 @@ def _raced(baseline: Cell, logs: Mapping[Cell, Layout], share: float, repeats: i
     replicates = min(found.shape[1] for found in logs.values())
     setting = _Setting(baseline, _race(list(logs), len(order), share * replicates), repeats, replicates)
     for done in count():
-        if not (heat := setting.race.heat):
+        if not (rung := setting.race.rung):
             break
-        taken, index = order[heat.start : heat.stop], range(heat.start, heat.stop)
-        setting.enter(heat, {cell: pd.Series(logs[cell][taken, done % replicates], index) for cell in heat.cells})
+        taken, index = order[rung.start : rung.stop], range(rung.start, rung.stop)
+        setting.enter(rung, {cell: pd.Series(logs[cell][taken, done % replicates], index) for cell in rung.cells})
     return setting
 
 
@@ -280,10 +280,10 @@ def show_tuned(rows: Sequence[Tuned], console: Console) -> None:
     for row in rows:
         if not row.choice:
             cell = row.setting
-            place = (
+            label = (
                 f"{cell.engine}/{cell.pair}, {task_name(cell.task)}, T = {cell.temperature:g}, batch {cell.batch_size}"
             )
-            console.print(f"{place}: not tuned, {row.reason}.", markup=False)
+            console.print(f"{label}: not tuned, {row.reason}.", markup=False)
     for line in sentences(rows):
         console.print(line, markup=False)
 

@@ -43,9 +43,9 @@ OUTLINE = (
             ),
             Figure(
                 "rounds",
-                "What a round of each method costs and what it yields, tasks together, at each method's best k. The "
+                "What a round of each method costs and what it yields, over all tasks, at each method's best k. The "
                 "bar is its cost in plain decoding passes, in parts; the diamond is the tokens that it emits. The "
-                "speedup is tokens by cost: a method whose diamond lies left of its bar's end is slower than plain "
+                "speedup is tokens / cost: a method whose diamond lies left of its bar's end is slower than plain "
                 "decoding, whatever its acceptance.",
                 "What a round of each method costs, in plain decoding passes, and the tokens that it emits.",
                 column=True,
@@ -68,9 +68,9 @@ OUTLINE = (
             ),
             Figure(
                 "k_sweep",
-                "Acceptance rate and decoding speed against k, the number of tokens drafted a round.",
-                "Acceptance rate (top) and decoding speed (bottom) against k, the number of tokens drafted a round. "
-                "One column a task. Bands are 95 % intervals. The dashed line is autoregressive decoding.",
+                "Acceptance rate and decoding speed against k, the number of tokens drafted per round.",
+                "Acceptance rate (top) and decoding speed (bottom) against k, the number of tokens drafted per round. "
+                "One column per task. Bands are 95 % intervals. The dashed line is autoregressive decoding.",
             ),
             Text(lambda results: results.best_k_sentence),
             Table(
@@ -94,7 +94,7 @@ OUTLINE = (
             Figure(
                 "batching",
                 "Throughput against batch size: where speculation stops paying.",
-                "Throughput of the whole batch against its size. One column a task. Bands are 95 % intervals over "
+                "Throughput of the whole batch against its size. One column per task. Bands are 95 % intervals over "
                 "batches. The dashed line decodes the same batch without drafts.",
             ),
         ),
@@ -106,16 +106,16 @@ OUTLINE = (
         (
             Text(
                 "A server that answers many requests at once already reads the weights once for all of them, as a "
-                "batch does. Besides it waits for requests, queues them and mixes prompts with decoding. Method and "
+                "batch does. It also waits for requests, queues them and mixes prompts with decoding. Method and "
                 "baseline took turns under each load."
             ),
             Figure(
                 "traffic",
                 "Speedup against requests at once, and throughput against median latency.",
                 "Left: speedup of the server's throughput over plain decoding, against the requests that are under way "
-                "at once. Bands are 95 % intervals over blocks of time; a dot is where speculation stops paying, its "
-                "bar the interval. Right: throughput against median latency, hollow without drafts; up and left is "
-                "better.",
+                "at once. Bands are 95 % intervals over blocks of time; a dot marks where speculation stops paying, "
+                "its bar is the interval. Right: throughput against median latency, hollow without drafts; up and left "
+                "is better.",
             ),
             Text(lambda results: results.crossover_sentences),
             Table(
@@ -134,14 +134,14 @@ OUTLINE = (
         "Along the context",
         (
             Text(
-                "The same requests stand behind more and more text of the corpus. The context is the number of tokens when the "
-                "output is complete. Costs are in plain passes at the same context, which take longer themselves as it grows."
+                "More and more text of the corpus precedes the same requests. The context is the number of tokens when the "
+                "output is complete. Costs are in plain passes at the same context; these take longer as the context grows."
             ),
             Text(lambda results: results.contexts_sentences),
             Figure(
                 "contexts",
                 "Acceptance length and speedup against the context.",
-                "Acceptance length (top) and speedup (bottom) against the context in tokens. One column a task. Bands are 95 % "
+                "Acceptance length (top) and speedup (bottom) against the context in tokens. One column per task. Bands are 95 % "
                 "intervals over prompts.",
             ),
             Table("contexts", lambda results: results.contexts_grid),
@@ -153,15 +153,15 @@ OUTLINE = (
         "Turn by turn",
         (
             Text(
-                "Each turn is a prompt of its own: the conversation so far, in which the answers are the target's, written once "
-                "by greedy decoding. So the baseline and every method continue the same text. The conversation is read anew in "
-                "each turn; prefill is no part of the speedup."
+                "Each turn is a prompt of its own: the conversation so far. The target wrote its answers once, by greedy "
+                "decoding. So the baseline and every method continue the same text. Each turn reads the whole conversation "
+                "again; the speedup leaves prefill out."
             ),
             Text(lambda results: results.turns_sentences),
             Figure(
                 "turns",
                 "Acceptance length and speedup by turn of the conversation.",
-                "Acceptance length (top) and speedup (bottom) by turn of the conversation. One column a task. Bands are 95 % "
+                "Acceptance length (top) and speedup (bottom) by turn of the conversation. One column per task. Bands are 95 % "
                 "intervals over conversations.",
             ),
             Table("turns", lambda results: results.turns_grid),
@@ -174,14 +174,14 @@ OUTLINE = (
         (
             Text(
                 "The draft model runs in a service of its own. Each round sends it the new tokens and waits for its "
-                "draft. Acceptance is that of draft_model; what is lost is the time on the network. The baseline has "
-                "no network."
+                "draft. Acceptance is that of draft_model; only the time on the network is lost. The baseline has no "
+                "network."
             ),
             Figure(
                 "latency",
                 "Speedup against the latency that is added to each round trip between draft and target.",
                 "Speedup against the latency that is added to each round trip between target and draft service. One "
-                "column a task. Bands are 95 % intervals. The dashed line is the same draft model in the target's own "
+                "column per task. Bands are 95 % intervals. The dashed line is the same draft model in the target's own "
                 "process.",
             ),
         ),
@@ -260,18 +260,18 @@ OUTLINE = (
     ),
     Section(
         "break_even",
-        "What acceptance pays",
+        "The acceptance that pays",
         (
             Text(
                 lambda results: (
-                    "A method is as fast as plain decoding where a round emits as many tokens as it costs. What a round costs hardly "
-                    "depends on the text, what it emits does. So the table says what acceptance to look for on other texts, or to "
-                    f"train for. {results.break_even_sentence}"
+                    "A method is as fast as plain decoding where a round emits as many tokens as it costs. The cost of a round hardly "
+                    "depends on the text; the tokens that it emits do. So the table shows the acceptance that other texts, or more "
+                    f"training, must reach. {results.break_even_sentence}"
                 )
             ),
             Figure(
                 "break_even",
-                "Tokens that a round must emit to be as fast as plain decoding (solid) and half as fast again (dashed), against k; marks: "
+                "Tokens that a round must emit to be as fast as plain decoding (solid) and 1.5 times as fast (dashed), against k; marks: "
                 "tokens that it emitted on each task. Methods with several k.",
                 "Tokens that a round must emit to pay off, against k, beside those that it emitted on each task.",
             ),
@@ -313,7 +313,7 @@ OUTLINE = (
                 lambda results: results.order_changes,
                 "Pairs of methods whose order here is not the reported one, and what favoured the one that moved up.",
                 only="html",
-                fold="changes of place, and why",
+                fold="changes of order, with reasons",
             ),
         ),
         condition=lambda results: results.orders,
@@ -344,7 +344,7 @@ OUTLINE = (
                 lambda results: results.claims,
                 "Every reported figure with its verdict and the reason. A figure is compared with measured cells where "
                 "all conditions agree, and with theory (expected tokens per pass and a roofline of the passes) where "
-                "the source says enough. For the others a command is given that would measure them.",
+                "the source says enough. For the others the table has a command that measures them.",
                 fold="reported figures, each with its verdict and reason",
                 wide=True,
             ),
@@ -375,12 +375,12 @@ OUTLINE = (
                 lambda results: (
                     f"{results.audit_sentence} Plain decoding itself is compared with transformers' own generate, "
                     "which has a forward pass and a cache of its own, on the longest prompt of each pair. At "
-                    "temperature 0 a method's output must be plain decoding's, token by token. A difference is a "
+                    "temperature 0 a method's output must equal plain decoding's, token by token. A difference is a "
                     "numerical tie only where the target's logits for the two tokens, computed in full precision, lie "
-                    "within a few units of the study's precision. Above temperature 0 there are two tests. On a small "
-                    "pair made for the test, samples are compared, token by token, with the target's exact "
-                    "probabilities. On the study's own pair, each token is compared with the target's distribution at "
-                    "its position (probability integral transform, Kolmogorov-Smirnov test)."
+                    "within a few units of the study's precision. Above temperature 0 there are two tests. On a toy "
+                    "pair, samples are compared, token by token, with the target's exact probabilities. On the study's "
+                    "own pair, each token is compared with the target's distribution at its position (probability "
+                    "integral transform, Kolmogorov-Smirnov test)."
                 )
             ),
             Table("audit", lambda results: results.audit_summary),
@@ -394,18 +394,18 @@ OUTLINE = (
         (
             Figure(
                 "training",
-                "Training and held-out loss against wall time, of every model the study trained; a head's is the loss "
-                "of its own method, so panels do not compare.",
+                "Training and held-out loss against wall time, of every model that the study trained. Each head has "
+                "the loss of its own method, so panels cannot be compared.",
                 "Training loss (raw and smoothed) and held-out loss of each task against wall time, for every model "
                 "that the study trained.",
                 timed=False,
             ),
             Figure(
                 "learning",
-                "Tokens a round to expect on held-out answers, against texts learnt from (a text counts in each "
-                "epoch). A point on the way was measured before the learning rate had fallen, so a training that ends "
-                "there reaches more. Crosses: acceptance lengths that others report, of other targets and prompts.",
-                "Expected tokens a round against texts learnt from, for every draft and head that the study trained, "
+                "Expected tokens per round on held-out answers, against training texts (a text counts in each epoch). "
+                "An intermediate point was measured before the learning rate had fallen, so a training that ends there "
+                "reaches more. Crosses: acceptance lengths that others report for other targets and prompts.",
+                "Expected tokens per round against training texts, for every draft and head that the study trained, "
                 "beside published points.",
                 timed=False,
             ),

@@ -106,10 +106,10 @@ def advice_grid(found: pd.DataFrame, cells: pd.DataFrame, links: Callable[[dict[
         trailing=1 + len(titles),
         caption=(
             "The fastest lossless method, with the 95 % interval of its speedup over plain decoding. A method with "
-            "several k is judged at the k that other prompts chose. Being the best of several methods still makes it "
-            "look slightly too good. Intervals overlap: methods whose interval reaches into that of the best. None: no "
+            "several k is judged at the k that other prompts chose. The best of several methods still looks slightly "
+            "too good. Intervals overlap: methods whose interval reaches into that of the best. None: no "
             "method was faster than plain decoding; the speedup is that of the fastest. More memory: peak memory minus "
-            "that of plain decoding in the same cell, of the whole."
+            "that of plain decoding in the same cell, and the peak itself."
         ),
         notes=[DISTURBED_NOTE] if disturbed(found).any() else [],
     )

@@ -56,7 +56,7 @@ def identity(audit: pd.DataFrame) -> str:
     if "identical" not in audit or (compared := audit[audit["identical"].notna()]).empty:
         return ""
     same, of = int(compared["identical"].sum()), int(compared["samples"].sum())
-    text = f"At temperature 0 {same:,} of {of:,} outputs ({_percent(same, of)}) are plain decoding's token by token."
+    text = f"At temperature 0 {same:,} of {of:,} outputs ({_percent(same, of)}) equal plain decoding's, token by token."
     return text + ("" if same == of else " A test passes where the other outputs differ first at a numerical tie.")
 
 
@@ -91,7 +91,7 @@ def _baselines(audit: pd.DataFrame) -> str:
             "it is struck through."
         )
     elif len(made):
-        text = " Plain decoding, the baseline of all speedups, gives what transformers' own generate gives."
+        text = " Plain decoding, the baseline of all speedups, gives the same output as transformers' own generate."
     if len(made) < len(audit):
         text += (
             f" Not compared with transformers' own generate: {len(audit) - len(made)} of {len(audit)} baselines. The "
@@ -120,7 +120,7 @@ def verdict_grid(audit: pd.DataFrame) -> Grid:
         judged = not pd.isna(row["passed"])
         rows.append(
             [
-                *(GridEntry(str(row[name]) or "made for the test") for name in several),
+                *(GridEntry(str(row[name]) or "the toy pair") for name in several),
                 GridEntry(method_name(row["method"], variant=row["variant"], lossless=not lossy)),
                 GridEntry(task_name(row["task"]) if row["task"] else "small vocabulary"),
                 GridEntry(f"{row['temperature']:g}"),
@@ -140,7 +140,7 @@ def verdict_grid(audit: pd.DataFrame) -> Grid:
 def summary_grid(audit: pd.DataFrame) -> Grid:
     """One row per method and test: how many cells were tested and passed, and the smallest p-value."""
     frame = audit.assign(lossy=audit["finding"].astype(str).str.startswith("lossy by design"))
-    order = {name: place for place, name in enumerate(method_order(frame["method"]))}
+    order = {name: rank for rank, name in enumerate(method_order(frame["method"]))}
     rows = []
     found = cast(
         "list[tuple[tuple[str, bool, str], pd.DataFrame]]", list(frame.groupby(["method", "lossy", "test"], sort=False))

@@ -35,7 +35,7 @@ def break_even_grid(found: pd.DataFrame, study: str) -> Grid:
         labels=len(levels) + 1,
         groups=levels.index("method"),
         caption=(
-            "What a round costs, and the acceptance that it takes to be as fast as plain decoding and half as fast again; means over "
+            "The cost of a round, and the acceptance that is needed to be as fast as plain decoding and 1.5 times as fast; means over "
             "tasks. Cost: (drafting + verification) / efficiency, in plain tokens; it is the τ for 1×. τ: tokens that a round "
             "emits; bold: enough to be faster than plain decoding. α: the same for a chain of k tokens by Leviathan's equation 1; a dash for "
             "trees, for rounds that draft less than k, and where no acceptance is enough."
@@ -50,7 +50,7 @@ def break_even_sentence(found: pd.DataFrame) -> str:
         return ""
     margin = found["acceptance_length"] / found[BREAK_EVEN]
     text = f"The measured acceptance is enough to be faster than plain decoding in {int((margin > 1).sum())} of {len(found)} "
-    text += f"settings, and for half as fast again in {int((found['acceptance_length'] > found[WORTH]).sum())}."
+    text += f"settings, and 1.5 times as fast in {int((found['acceptance_length'] > found[WORTH]).sum())}."
     hopeless = found[found[BREAK_EVEN] > found["k"] + 1]
     if len(hopeless):
         text += f" In {len(hopeless)} a round costs more than the k + 1 tokens that it can emit at most."

@@ -68,7 +68,7 @@ def _sentences(
         if high < 1:
             sentences.append("That is slower than plain decoding.")
         elif low <= 1:
-            sentences.append("The interval holds 1, so these prompts show no certain gain.")
+            sentences.append("The interval contains 1, so these prompts show no certain gain.")
     ordered = sorted(measured, key=lambda task: top[task])
     if len(ordered) > 1:
         most, least = ordered[-1], ordered[0]

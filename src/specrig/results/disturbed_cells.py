@@ -22,7 +22,7 @@ LOST = {
     "OTHERS": "other processes took {} of the processors that the jobs count on",
     "STEAL": "the host of this virtual machine gave {} of their processor time to others",
     "WAITED": "their threads waited for a processor for {} of their time",
-    "HELD": "their measuring thread neither ran nor was ready to for {} of the time",
+    "HELD": "for {} of the time their measuring thread neither ran nor was ready to run",
 }
 """Name of a share from `measurement.signs.signs` -> words for it; {} takes the share."""
 

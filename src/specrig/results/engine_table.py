@@ -122,10 +122,10 @@ def engines_grid(compared: pd.DataFrame, study: StudyData) -> Grid:
         rows=rows,
         labels=len(varying) + 3,
         caption=(
-            "The same cells in several engines, on the prompts that all of them answered. Of the first: tokens/s over "
-            "those of the first engine of the cell, prompt by prompt, in jobs one after the other. The difference in τ "
-            "is against that engine, with a 95 % interval over prompts, paired; bold where it leaves 0 out though that "
-            "level is corrected for the number of rows."
+            "The same cells in several engines, on the prompts that all of them answered. Of the first: tokens/s "
+            "divided by those of the cell's first engine, prompt by prompt, in separate jobs. The difference in τ is "
+            "against that engine, with a 95 % interval over prompts, paired; bold where an interval corrected for the "
+            "number of rows excludes 0."
         ),
         label=f"tab:{study.name}-engines",
         notes=notes,

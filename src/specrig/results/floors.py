@@ -86,7 +86,7 @@ def _sentence(key: tuple[str, str, int], members: list[tuple[Floor, Mapping[str,
     if cache and weights < cache:
         text += (
             f" The weights ({number(weights / 1e6, 1)} MB) are smaller than the processor's last-level cache "
-            f"({number(cache / 1e6, 1)} MB) and may stay there from pass to pass: memory's bandwidth is no bound then, "
-            "and a share above 100 % no error."
+            f"({number(cache / 1e6, 1)} MB) and may stay there from pass to pass. Then the memory's bandwidth is no "
+            "bound, and a share above 100 % is no error."
         )
     return text

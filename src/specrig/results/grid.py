@@ -47,11 +47,11 @@ class Grid:
     @property
     def columns(self) -> list[tuple[str, bool]]:
         """(name, whether it holds numbers) of each column that does not belong to `groups`."""
-        return [(name, self.is_number(place)) for place, name in enumerate(self.header)][self.groups :]
+        return [(name, self.is_number(column)) for column, name in enumerate(self.header)][self.groups :]
 
-    def is_number(self, place: int) -> bool:
-        """Whether the column at `place` holds numbers."""
-        return self.labels <= place < len(self.header) - self.trailing
+    def is_number(self, column: int) -> bool:
+        """Whether the column at this index holds numbers."""
+        return self.labels <= column < len(self.header) - self.trailing
 
     def grouped(self) -> list[tuple[str, list[list[GridEntry]]]]:
         """(the line above a group, the group's rows without the shared entries), in order of first appearance."""
@@ -129,7 +129,7 @@ def markdown(grid: Grid) -> str:
 
     lines = [
         _row([_escape_markdown(name) for name in grid.header]),
-        _row(["--:" if grid.is_number(place) else ":--" for place in range(len(grid.header))]),
+        _row(["--:" if grid.is_number(column) else ":--" for column in range(len(grid.header))]),
         *(_row([show(entry) for entry in row]) for row in grid.rows),
     ]
     notes = "".join(f"\n{_escape_markdown(note)}\n" for note in grid.notes)

@@ -38,7 +38,7 @@ def methods_grid(study: StudyData) -> Grid:
             ]
         )
     caption = (
-        "The methods of the study. Lossless: the output keeps the target's distribution, at temperature 0 the very "
+        "The methods of the study. Lossless: the output keeps the target's distribution, and at temperature 0 its "
         "tokens."
     )
     return Grid(
@@ -82,9 +82,9 @@ def headline_grid(speedups: pd.DataFrame, acceptance: pd.DataFrame, study: str) 
 def task_grid(cells: pd.DataFrame, task: str, study: StudyData) -> Grid:
     """All methods on one task. cells: those of the task, each method at its best k."""
     levels = [level for level in varying_levels(study.table) if level in cells]
-    order = {name: place for place, name in enumerate(method_order(cells["method"]))}
+    order = {name: rank for rank, name in enumerate(method_order(cells["method"]))}
     shared = [level for level in levels if level != "method"]
-    frame = cells.assign(place=cells["method"].map(order)).sort_values([*shared, "place", "variant"], kind="stable")
+    frame = cells.assign(rank=cells["method"].map(order)).sort_values([*shared, "rank", "variant"], kind="stable")
     marked = disturbed(frame)
     rows = []
     for row, sign, bold in zip(row_dicts(frame), marked, best(frame, "speedup", shared, marked), strict=True):

@@ -56,7 +56,7 @@ def optimal_k_grid(optimal: pd.DataFrame, study: str) -> Grid:
         groups=len(levels),
         caption=(
             "The k with the largest measured and the largest predicted speedup. Speedup: each half of the prompts at "
-            f"the k that the other half chose, so that luck plays no part. Loss: what the default k = {DEFAULT_K} "
+            f"the k that the other half chose, so that the choice adds no bias. Loss: what the default k = {DEFAULT_K} "
             "loses against it (95 % intervals, paired by prompt); negative where the default was better."
         ),
         label=f"tab:{study}-optimal-k",
@@ -92,11 +92,11 @@ def power_sentence(cells: pd.DataFrame) -> str:
     """How many prompts the measured spread requires, and how many cells have them."""
     speculative = cells[cells["method"] != "autoregressive"].dropna(subset=["prompts_needed"])
     if speculative.empty:
-        return "Too few prompts to estimate how many it takes to tell a difference."
+        return "Too few prompts to estimate how many are needed to detect a difference."
     needed = speculative["prompts_needed"]
     enough = int((speculative["prompts"] >= needed).sum())
     return (
-        f"To tell a difference of {DIFFERENCE:.0%} in speedup from none ({POWER:.0%} power, 5 % false alarms), the "
-        f"median cell needs {needed.median():.0f} prompts and the worst {needed.max():.0f}, by the spread over prompts "
-        f"measured here. {enough} of {len(speculative)} cells have as many."
+        f"To detect a difference of {DIFFERENCE:.0%} in speedup ({POWER:.0%} power, 5 % false alarms), the median cell "
+        f"needs {needed.median():.0f} prompts and the worst {needed.max():.0f}, given the spread over prompts measured "
+        f"here. {enough} of {len(speculative)} cells have that many."
     )

@@ -100,8 +100,8 @@ def sentence(table: pd.DataFrame) -> str:
             surely, against = int((rows["tau_low"] > 0).sum()), int((rows["tau_high"] < 0).sum())
             parts.append(
                 f"of {len(rows)} reported orders by {words}, Kendall's τ is {grid.number(rows['tau'].median())} in the "
-                f"median ({grid.number(rows['tau'].min())} to {grid.number(rows['tau'].max())}); it is surely above "
-                f"zero in {surely} and surely below in {against}"
+                f"median ({grid.number(rows['tau'].min())} to {grid.number(rows['tau'].max())}); it is certainly above "
+                f"zero in {surely} and certainly below in {against}"
             )
     text = ", and ".join(parts)
     exact = int(table["exact"].astype(bool).sum())

@@ -24,8 +24,8 @@ LABEL = "simulated acceptance"
 CAPTION = (
     "SIMULATED ACCEPTANCE. These pairs have random weights: the passes cost what the architectures cost, and the share "
     "of drafted tokens that is accepted was declared, not measured. Speeds hold if a real pair accepts as declared; "
-    "lossless or not does not apply. Reported: what a source states of the pair, method and k, under its own "
-    "conditions; it stands beside, without a verdict."
+    "lossless or not does not apply. Reported: the figure of a source for the pair, method and k, under its own "
+    "conditions, without a verdict."
 )
 
 

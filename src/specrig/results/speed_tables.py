@@ -33,7 +33,7 @@ CROSS_FITTED_NOTE = (
 )
 MEAN_NOTE = (
     "The geometric mean's interval can be far narrower than its tasks' own: the errors of the tasks partly cancel, and "
-    "the prompts of all tasks together tell their spread better."
+    "the prompts of all tasks together show the spread better."
 )
 ONE_RUN = "Intervals are over the prompts of one run. Differences between runs are not known."
 RUNS = "Intervals are over prompts and over {} runs of each job."
@@ -102,7 +102,7 @@ def acceptance_grid(summary: pd.DataFrame, tasks: list[str], study: str) -> Grid
         groups=levels.index("method"),
         caption=(
             "Acceptance length τ (tokens per target pass, the target's own token included) and, in brackets, "
-            f"acceptance rate (accepted / drafted tokens){setting(summary)}. Mean over tasks, each counting alike. "
+            f"acceptance rate (accepted / drafted tokens){setting(summary)}. Unweighted mean over tasks. "
             f"{BEST_K}"
         ),
         label=f"tab:{study}-acceptance",

@@ -16,12 +16,12 @@ from specrig.results.labels import method_name, task_name
 
 CAPTION = (
     f"Servers under load, method and baseline in turns, with {percent(LEVEL)} intervals over blocks of time. Load: "
-    "requests at once, or arriving a second. Errors: requests without an answer, time-outs first; each counts as infinitely late. "
-    "Predicted: the speedup that follows from τ and from plain decoding's throughput at other loads, drafts free. "
-    "τ: tokens of a pass by the server's own counters. Same: the share of answers that equal the baseline's first "
+    "requests at once, or arriving per second. Errors: requests without an answer, time-outs first; each counts as infinitely late. "
+    "Predicted: the speedup that follows from τ and from plain decoding's throughput at other loads, as if drafts were free. "
+    "τ: tokens per pass by the server's own counters. Same: the share of answers that equal the baseline's first "
     "answer to the same prompt. Client: processor time of the client, as a share of one core."
 )
-FEW = f"–: too few requests, {TAIL} must lie beyond a percentile, or too few blocks for an interval."
+FEW = f"–: too few requests ({TAIL} must lie beyond a percentile), or too few blocks for an interval."
 SATURATED = (
     "§ more requests arrive than the server answers: it has no steady latency, so the figures grow with the length of "
     "the run."

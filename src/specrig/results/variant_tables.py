@@ -40,10 +40,10 @@ def along(best: pd.DataFrame, cells: Mapping[str, list[Record]], axis: Axis) -> 
         row=[each.task for each in found],
         prompt_tokens=[tokens[key] for key in best[IDENTITY].itertuples(index=False, name=None)],
         draft_cost_round=best["acceptance_length"] / best["predicted_speedup"] - best["verify_cost"],
-        place=best["method"].map({name: place for place, name in enumerate(method_order(best["method"]))}),
+        rank=best["method"].map({name: rank for rank, name in enumerate(method_order(best["method"]))}),
     )
-    order = ["engine", "pair", "temperature", "batch_size", "row", "place", "variant", axis]
-    return frame[frame[axis] > 0].sort_values(order, kind="stable").drop(columns="place").reset_index(drop=True)
+    order = ["engine", "pair", "temperature", "batch_size", "row", "rank", "variant", axis]
+    return frame[frame[axis] > 0].sort_values(order, kind="stable").drop(columns="rank").reset_index(drop=True)
 
 
 def along_grid(frame: pd.DataFrame, axis: Axis, study: str) -> Grid:

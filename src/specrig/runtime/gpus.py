@@ -69,7 +69,7 @@ def visible() -> list[str]:
 
 
 def _free(names: list[str], count: int) -> list[str]:
-    """Lock the first `count` GPUs that nobody has; none where there are fewer, so that no two jobs wait for each other."""
+    """Lock the first `count` free GPUs; lock none if fewer are free, so that no two jobs wait for each other."""
     found: dict[str, int] = {}
     for name in names:
         file = Path(tempfile.gettempdir(), f"specrig-gpu-{os.getuid()}-{name.replace('/', '_')}.lock")

@@ -51,7 +51,7 @@ def prune(whole: CachedModel, skipped: Collection[int]) -> CachedModel:
 
 
 def follow(thin: CachedModel, whole: CachedModel, lengths: Sequence[int]) -> None:
-    """Let `thin` go on from the cache of `whole`, whose first `lengths[b]` slots hold row b's context."""
+    """Let `thin` continue from the cache of `whole`, whose first `lengths[b]` slots hold row b's context."""
     B = whole.cache.batch_size
     if thin._caches.get(B) is not whole.cache:  # the whole model has a new or another memory
         thin._caches[B] = whole.cache
@@ -81,15 +81,15 @@ def _without(model: Any, skipped: frozenset[int], layers: int, device: torch.dev
     """A `…ForCausalLM` like `model`, of the same weights, without these layers. Raises DecodingError where it does not
     run so.
     """
-    place = next(
+    layers_name = next(
         (name for name, part in model.named_modules() if isinstance(part, nn.ModuleList) and len(part) == layers), None
     )
-    if place is None:
+    if layers_name is None:
         raise DecodingError(
             f"layer_skip: {type(model).__name__} keeps its {layers} layers in no list that they can be left out of"
         )
     returns_tuple: list[bool] = []
-    hook = model.get_submodule(place)[0].register_forward_hook(
+    hook = model.get_submodule(layers_name)[0].register_forward_hook(
         lambda *found: returns_tuple.append(isinstance(found[-1], tuple))
     )
     try:
@@ -98,7 +98,7 @@ def _without(model: Any, skipped: frozenset[int], layers: int, device: torch.dev
         hook.remove()
     # The modules from the root down to the list are copied, all others shared.
     thin = above = _copied(model)
-    for name in place.split("."):
+    for name in layers_name.split("."):
         above._modules[name] = above = _copied(above._modules[name])
     for index in skipped:
         above._modules[str(index)] = _Passed(above._modules[str(index)], returns_tuple[0])

@@ -47,8 +47,8 @@ class RefusedError(Exception):
         """The error in the form of OpenAI's API."""
         other = "invalid_request_error" if self.status < 500 else "server_error"
         kind = {401: "authentication_error", 429: "rate_limit_error"}.get(self.status, other)
-        place = f"{self.where}: " if self.where else ""
-        message = f"{place}{self.what} → {self.fix}"
+        prefix = f"{self.where}: " if self.where else ""
+        message = f"{prefix}{self.what} → {self.fix}"
         return {"error": {"message": message, "type": kind, "param": self.where, "code": self.status}}
 
     def response(self) -> Response:

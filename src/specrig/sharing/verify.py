@@ -162,11 +162,11 @@ def _job(
     replicate, own = replicate_of(job), []
     key = tuple((job.parent if replicate else job).parts[-3:])
     texts: dict[str, list[str]] = {}
-    for place, line in lines:
+    for location, line in lines:
         try:
-            one = Located(place, Record.model_validate_json(line))
+            one = Located(location, Record.model_validate_json(line))
         except ValueError as error:
-            finding.differences.append(f"{place}: not a record ({str(error).splitlines()[0]})")
+            finding.differences.append(f"{location}: not a record ({str(error).splitlines()[0]})")
             continue
         cell = one.record.cell
         texts.setdefault(cell.slug, []).append(line)

@@ -153,7 +153,7 @@ class Config(Settings):
     """Tasks to measure, by their names in tasks.tsv."""
     contexts: Annotated[list[Annotated[int, Field(ge=16)]], _listed] = Field(default_factory=list)
     """Contexts in tokens, prompt and output together: every task is measured at each of them, as a task
-    `<task>@<tokens>`, its requests behind so much held-out text of the corpus; empty: the tasks as they are."""
+    `<task>@<tokens>`, its requests after held-out text of the corpus; empty: the tasks as they are."""
     methods: list[MethodEntry] = Field(default_factory=list)
     """Methods with their k's and options; plain decoding is measured beside each of them without being named."""
     servers: list[Endpoint] = Field(default_factory=list)
@@ -182,7 +182,7 @@ class Config(Settings):
     baseline; or one method each, for clusters and for GPUs that have no room for all drafts and heads at once. Engines
     that cannot alternate always measure method by method."""
     traffic: Traffic | None = None
-    """Load under which engines that serve are measured besides: many requests at once, or so many a second."""
+    """Load under which engines that serve are also measured: requests in flight at once, or arriving per second."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device that jobs run on; auto: cuda where there is a GPU, else cpu."""
     threads: int | None = Field(None, ge=1)

@@ -143,7 +143,7 @@ def _refuse_retired(config: dict[str, Any], problems: Problems) -> None:
             block = block.get(step) if isinstance(block, dict) else None
         if isinstance(block, dict) and key in block:
             if not config.get("rows"):
-                problems.key(path, "this key is gone", fix)
+                problems.key(path, "this key was removed", fix)
             del block[key]
 
 

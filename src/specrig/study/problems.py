@@ -33,8 +33,8 @@ class Problem:
     fix: str
 
     def __str__(self) -> str:
-        place = ": ".join(part for part in (self.where, self.key) if part)
-        return f"  {place}: {self.reason}\n    → {self.fix}"
+        location = ": ".join(part for part in (self.where, self.key) if part)
+        return f"  {location}: {self.reason}\n    → {self.fix}"
 
 
 LONGEST = 200

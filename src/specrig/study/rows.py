@@ -99,7 +99,7 @@ class Pair(Settings):
     def _only_with_random_weights(cls, alpha: float | None, info: ValidationInfo) -> float | None:
         random = info.data.get("weights") == "random"
         if random and alpha is None:
-            raise ValueError("random weights agree on nothing: declare an acceptance between 0 and 1")
+            raise ValueError("random weights have no acceptance of their own: declare one between 0 and 1")
         parts = (
             str(info.data.get("target")),
             str(info.data.get("draft")),
@@ -286,7 +286,7 @@ def read_rows(file: Path, kind: type[Row], problems: Problems) -> dict[str, Row]
     if absent:
         return {}
     if not any(cells and any(cell.strip() for cell in cells) and not cells[0].startswith("#") for cells in lines[1:]):
-        problems.row(file, None, "", "the table has no rows", f"add one a line, with the columns {', '.join(header)}")
+        problems.row(file, None, "", "the table has no rows", f"add one per line, with the columns {', '.join(header)}")
     rows: dict[str, Row] = {}
     first: dict[str, int] = {}
     for number, cells in enumerate(lines[1:], 2):
@@ -310,7 +310,7 @@ def read_rows(file: Path, kind: type[Row], problems: Problems) -> dict[str, Row]
             continue
         name = str(getattr(row, name_column))
         if name in rows:
-            fix = f"line {first[name]} has it already: rename or remove one"
+            fix = f"line {first[name]} has the same name: rename or remove one"
             problems.row(file, number, name_column, f"duplicate row {name!r}", fix)
             continue
         rows[name], first[name] = row, number

@@ -64,7 +64,7 @@ def of_study(config: Path, pair: str | None, request: CellRequest) -> SingleCell
             fix = f"{config} does not make it: add pair and method to a study and run it"
             if made:
                 fix = f"`specrig run {config}` makes it"
-            reason = f"the {part.replace('_', ' ')} of {name!r} is not there yet ({source})"
+            reason = f"the {part.replace('_', ' ')} of {name!r} does not exist yet ({source})"
             problems.option("--pair", reason, fix)
     problems.stop()
     return single
@@ -92,7 +92,7 @@ def _single(study: Study, request: CellRequest, *, from_table: bool = True) -> S
     files = study.paths.pair_files(name, study.root)
     for part in sorted(entry.needs - files.sources.keys()):
         flag = "--draft FOLDER" if part == "draft" else f"--head {part}=FOLDER"
-        reason = f"{method} needs a {part.replace('_', ' ')}, and {name!r} has none"
+        reason = f"{name!r} has no {part.replace('_', ' ')}, which {method} needs"
         free = ", ".join(each for each, kind in methods().items() if not kind.needs and kind.uses_k)
         problems.option("--method", reason, f"name one with {flag}, or take a method that needs none: {free}")
     problems.stop()

@@ -44,7 +44,7 @@ def check_cells(study: Study, problems: Problems) -> None:
         if same in seen and (index, cell.method) not in reported:
             reported.add((index, cell.method))
             other = f", from methods[{seen[same]}]" if seen[same] != index else ""
-            reason = f"cell {cell.name} is there already{other}"
+            reason = f"cell {cell.name} exists already{other}"
             problems.key(["methods", index], reason, "remove the repeated k, value or entry")
         seen.setdefault(same, index)
     for index, entry in enumerate(study.methods):
@@ -53,7 +53,7 @@ def check_cells(study: Study, problems: Problems) -> None:
                 continue  # the models lie with the servers
             for need in sorted(study.rows.pairs[pair].parts_for(entry.needs)):
                 if study.paths.model(pair, need, study.root) is None:
-                    reason = f"{entry.method} needs a {need.replace('_', ' ')} and pair {pair!r} has none"
+                    reason = f"pair {pair!r} has no {need.replace('_', ' ')}, which {entry.method} needs"
                     column = "draft" if need == "draft" else "heads"
                     fill = f"fill the {column} column of {study.tables.pairs} (`trained`: it is trained here)"
                     problems.key(["methods", index], reason, f"{fill}, or restrict the entry with `pairs:`")
@@ -81,8 +81,8 @@ def check_pairs(study: Study, problems: Problems, *, from_table: bool = True) ->
 
     def report(name: str, column: str, reason: str, fix: str) -> None:
         if from_table:
-            place = ", ".join(filter(None, (f"row {name!r}", column)))
-            problems.row(study.tables.pairs, None, place, reason, fix)
+            location = ", ".join(filter(None, (f"row {name!r}", column)))
+            problems.row(study.tables.pairs, None, location, reason, fix)
         else:
             problems.option(f"--{column or 'target'}", reason, fix)
 
@@ -95,7 +95,7 @@ def check_pairs(study: Study, problems: Problems, *, from_table: bool = True) ->
             try:
                 gguf.config(source)
             except ModelError as error:
-                report(name, column, str(error), "mend the file or the row, or leave the pair out")
+                report(name, column, str(error), "correct the file or the row, or leave the pair out")
         for column, model in (("target", row.target), ("draft", row.draft)):
             if model is None or model in row.gguf.values():
                 continue
@@ -166,10 +166,10 @@ def _training_mistake(row: Pair, part: str, maker: str, rows: dict[str, Pair]) -
             reason = f"{maker!r} is not a row whose {part.replace('_', ' ')} is trained"
             return reason, f"name a row that says `{TRAINED}` itself"
         if (other.target, other.target_revision) != (row.target, row.target_revision) or row.target == TRAINED:
-            fix = f"say `{TRAINED}`: what drafts for a target learns from that target"
+            fix = f"write `{TRAINED}`: a draft or head learns from its own target"
             return f"{maker!r} has another target ({other.target}) than this row ({row.target})", fix
     elif row.quantization is not None and row.trained_in("target") is None:
-        fix = f"train on a row of the target without quantization, and say `{TRAINED}:<that row>` here"
+        fix = f"train on a row of the target without quantization, and write `{TRAINED}:<that row>` here"
         return f"a target that its engine quantizes as {row.quantization} cannot teach", fix
     return None
 
@@ -209,7 +209,7 @@ def _check_corpus_task(study: Study, name: str, problems: Problems) -> None:
     elif needed > available:
         sent = study.traffic is not None and needed == study.traffic.prompts
         key = ["traffic", "prompts"] if sent else ["prompts"] if needed == study.prompts else ["batch_sizes"]
-        reason = f"{needed} prompts, the corpus holds back {available} a task"
+        reason = f"{needed} prompts, the corpus has {available} held-out prompts per task"
         problems.key(key, reason, "lower it, or raise training.corpus.prompts")
 
 
@@ -242,7 +242,7 @@ def _check_contexts(study: Study, problems: Problems) -> None:
                 problems.key(["contexts", index], reason, "leave it out, or take a target with a longer context")
 
 
-def _place(study: Study, task: str) -> int:
+def _task_index(study: Study, task: str) -> int:
     """The index, in the config's `tasks`, of a task or of that of which it is a variant."""
     return list(dict.fromkeys(variant_of(each).task for each in study.tasks)).index(variant_of(task).task)
 
@@ -265,8 +265,8 @@ def _check_chat(study: Study, problems: Problems) -> None:
             continue  # reported as a problem of the pair
         if bare:
             of_training = name.startswith("training.")
-            key: list[str | int] = [*name.split(".")] if of_training else ["tasks", _place(study, name)]
-            reason = f"{name} needs a chat template and the target of pair {pair!r} has none"
+            key: list[str | int] = [*name.split(".")] if of_training else ["tasks", _task_index(study, name)]
+            reason = f"the target of pair {pair!r} has no chat template, which {name} needs"
             fix = "take an instruction-tuned target, or a task without `chat` (`pairs:` and `tasks:` restrict an entry)"
             if name == "training.prompts":
                 fix = (

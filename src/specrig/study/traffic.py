@@ -30,22 +30,22 @@ class Traffic(Settings):
     """Load on engines that serve: how many requests at once, or how many a second. Method and baseline take turns."""
 
     concurrency: Annotated[list[Annotated[int, Field(ge=1)]], _listed] = Field(default_factory=list)
-    """Closed loop: so many requests are under way all the time."""
+    """Closed loop: this many requests are always in flight."""
     rate: Annotated[list[Seconds], _listed] = Field(default_factory=list)
-    """Open loop: so many requests arrive a second, whether or not the server is ready for them."""
+    """Open loop: this many requests arrive per second, whether or not the server is ready for them."""
     burstiness: float = Field(1.0, gt=0)
     """Shape of the gamma distribution of the times between arrivals: 1 is a Poisson process, below 1 bursts, far above
     1 an even beat."""
     requests: int = Field(200, ge=1)
     """Requests that count, for each of method and baseline at each load. p95 needs 200, p99 needs 1,000."""
     warmup: int = Field(8, ge=0)
-    """Requests at the start of each turn that do not count; as many as are under way at once, if these are more."""
+    """Requests at the start of each turn that do not count; at least as many as are in flight at once."""
     turns: int = Field(3, ge=1)
     """How often method and baseline take turns at each load; the requests are divided among the turns."""
     prompts: int = Field(64, ge=1)
     """Different prompts of each task, sent again and again in the same order."""
     timeout_s: Seconds = 120.0
-    """A request that is silent for so long, or not done after it, is a counted time-out."""
+    """A request that sends nothing for this long, or is not complete after it, is a counted time-out."""
     goodput: Limits = Limits()
     """Limits of a request that count for goodput."""
 

@@ -56,12 +56,12 @@ def require_chat_template(task: str, pair: PairFiles) -> Any:
     """The tokenizer of a pair's target. Raises PromptError if it has no chat template, which `task` needs."""
     if pair.simulated_acceptance is not None:
         raise PromptError(
-            f"task {task!r} needs a chat template and pair {pair.name!r} has random weights, thus none; leave one out"
+            f"task {task!r} needs a chat template; pair {pair.name!r} has random weights and no template: leave one out"
         )
     tokenizer = hub.tokenizer(pair.target, pair.target_revision)
     if not tokenizer.chat_template:
         raise PromptError(
-            f"task {task!r} needs a chat template and the tokenizer of {pair.target} has none: "
+            f"the tokenizer of {pair.target} has no chat template, which task {task!r} needs: "
             "take an instruction-tuned model, or a row of the task without `chat`"
         )
     return tokenizer

@@ -58,8 +58,8 @@ def _small_talk(config: str | None) -> Iterator[dict[str, Any]]:
         raise ValueError(f"it has no part {config!r}")
     for name, conversation in Dataset().items():
         turns = [" ".join(message["text"] for message in messages) for messages in conversation["messages"]]
-        if said := [turn.strip() for turn in turns[::2] if turn.strip()]:
-            yield {"id": name, "prompt": said}
+        if user_turns := [turn.strip() for turn in turns[::2] if turn.strip()]:
+            yield {"id": name, "prompt": user_turns}
 
 
 def _problems(config: str | None) -> Iterator[dict[str, Any]]:

@@ -70,7 +70,7 @@ def map_prompts(
     line_of: dict[str, int] = {}
     seen_values: dict[str, set[str]] = {field: set() for field in where}
     count = 0
-    for number, place, row in rows:
+    for number, location, row in rows:
         count += 1
         found = {field: _get(row, field) for field in where}
         for field, value in found.items():
@@ -78,34 +78,36 @@ def map_prompts(
                 seen_values[field].add(str(value))
         if any(_differs(found[field], value) for field, value in where.items()):
             continue
-        said: tuple[str, ...] = ()
+        turn_texts: tuple[str, ...] = ()
         if turns > 1:
-            said = _turns(row, prompt_field, place)[:turns]
-            if len(said) < turns:
+            turn_texts = _turns(row, prompt_field, location)[:turns]
+            if len(turn_texts) < turns:
                 continue
-            text = said[0]
+            text = turn_texts[0]
         else:
-            filled = _fill(prompt_template, row, place, "prompt_template") if prompt_template else None
-            text = _prompt(row, prompt_field, place) if filled is None else filled
+            filled = _fill(prompt_template, row, location, "prompt_template") if prompt_template else None
+            text = _prompt(row, prompt_field, location) if filled is None else filled
         key = str(number)
         if id_field is not None:
             value = _get(row, id_field)
             if value is _MISSING or value is None or value == "":
-                raise PromptError(f"{place}: no field {id_field!r}; {_offer(row, 'id_field')} (# numbers the rows)")
+                raise PromptError(f"{location}: no field {id_field!r}; {_offer(row, 'id_field')} (# numbers the rows)")
             key = str(value)
         if key in line_of:
             raise PromptError(
-                f"{place}: field {id_field!r}: the id {key!r} is already in line {line_of[key]}; ids must differ"
+                f"{location}: field {id_field!r}: the id {key!r} is already in line {line_of[key]}; ids must differ"
             )
         line_of[key] = number
         if reference_template:
-            reference: Any = _fill(reference_template, row, place, "reference_template")
+            reference: Any = _fill(reference_template, row, location, "reference_template")
         else:
             reference = _MISSING if reference_field is None else _get(row, reference_field)
-        for what, value in (("prompt", text), *(("turn", each) for each in said[1:]), ("reference", reference)):
+        for what, value in (("prompt", text), *(("turn", each) for each in turn_texts[1:]), ("reference", reference)):
             if isinstance(value, str) and (at := lone_surrogate(value)) is not None:
-                raise PromptError(f"{place}: the {what} has half a character (a lone surrogate) at {at}; remove it")
-        prompts.append(Prompt(key, text, "" if reference is _MISSING or reference is None else _text(reference), said))
+                raise PromptError(f"{location}: the {what} has half a character (a lone surrogate) at {at}; remove it")
+        prompts.append(
+            Prompt(key, text, "" if reference is _MISSING or reference is None else _text(reference), turn_texts)
+        )
         if len(prompts) == limit:
             break
     if not count:
@@ -129,36 +131,36 @@ def lone_surrogate(text: str) -> int | None:
     return None
 
 
-def _prompt(row: dict[str, Any], field: str, place: str) -> str:
+def _prompt(row: dict[str, Any], field: str, location: str) -> str:
     text = _get(row, field)
     if text is _MISSING:
-        raise PromptError(f"{place}: no field {field!r}; {_offer(row, 'prompt_field')}")
+        raise PromptError(f"{location}: no field {field!r}; {_offer(row, 'prompt_field')}")
     if not isinstance(text, str):
         fix = (
             f"name the text inside it, e.g. {field + '.0'!r}" if isinstance(text, list) else _offer(row, "prompt_field")
         )
-        raise PromptError(f"{place}: field {field!r} is not a text but {_kind(text)}; {fix}")
+        raise PromptError(f"{location}: field {field!r} is not a text but {_kind(text)}; {fix}")
     if not text.strip():
-        raise PromptError(f"{place}: field {field!r} is empty; give the prompt a text or delete the line")
+        raise PromptError(f"{location}: field {field!r} is empty; give the prompt a text or delete the line")
     return text
 
 
-def _turns(row: dict[str, Any], field: str, place: str) -> tuple[str, ...]:
+def _turns(row: dict[str, Any], field: str, location: str) -> tuple[str, ...]:
     found = _get(row, field)
     if not isinstance(found, list):
         what = "is not there" if found is _MISSING else f"is not a list of turns but {_kind(found)}"
-        raise PromptError(f"{place}: field {field!r} {what}; {_offer(row, 'prompt_field')}")
-    return tuple(_prompt(row, f"{field}.{number}", place) for number in range(len(found)))
+        raise PromptError(f"{location}: field {field!r} {what}; {_offer(row, 'prompt_field')}")
+    return tuple(_prompt(row, f"{field}.{number}", location) for number in range(len(found)))
 
 
-def _fill(template: str, row: dict[str, Any], place: str, setting: str) -> str:
+def _fill(template: str, row: dict[str, Any], location: str, setting: str) -> str:
     """Return the template filled with the row's values. Raises PromptError for a missing field or all fields empty."""
     parts, values = [], []
     try:
         pieces = list(Formatter().parse(template))
     except ValueError as error:
         raise PromptError(
-            f"{place}: {setting} does not parse ({error}); write {{{{ for a brace that is meant as one"
+            f"{location}: {setting} does not parse ({error}); write {{{{ for a brace that is meant as one"
         ) from None
     for literal, field, spec, _ in pieces:
         parts.append(literal)
@@ -166,16 +168,18 @@ def _fill(template: str, row: dict[str, Any], place: str, setting: str) -> str:
             continue
         value = _get(row, field)
         if value is _MISSING:
-            raise PromptError(f"{place}: no field {field!r}; {_offer(row, setting)}")
+            raise PromptError(f"{location}: no field {field!r}; {_offer(row, setting)}")
         values.append(
             "\n".join(map(_text, value)) if isinstance(value, list) else "" if value is None else _text(value)
         )
         try:
             parts.append(format(values[-1], spec or ""))
         except ValueError as error:
-            raise PromptError(f"{place}: {setting}: {{{field}:{spec}}} is not a way to format text ({error})") from None
+            raise PromptError(
+                f"{location}: {setting}: {{{field}:{spec}}} is not a way to format text ({error})"
+            ) from None
     if values and not any(value.strip() for value in values):
-        raise PromptError(f"{place}: every field of {setting} is empty; give the row a text or delete it")
+        raise PromptError(f"{location}: every field of {setting} is empty; give the row a text or delete it")
     return "".join(parts)
 
 

@@ -119,19 +119,19 @@ def _jsonl(content: bytes, source: str) -> Iterator[Row]:
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
-        place = f"{source}:{number}"
+        location = f"{source}:{number}"
         try:
             row = json.loads(line)
         except json.JSONDecodeError as error:
             raise PromptError(
-                f"{place}: not JSON ({error.msg} at column {error.colno}); each line must be one JSON object"
+                f"{location}: not JSON ({error.msg} at column {error.colno}); each line must be one JSON object"
             ) from None
         except RecursionError:
-            raise PromptError(f"{place}: not JSON (nested too deep); each line must be one JSON object") from None
+            raise PromptError(f"{location}: not JSON (nested too deep); each line must be one JSON object") from None
         if not isinstance(row, dict):
             kind = "a list" if isinstance(row, list) else "a bare value"
-            raise PromptError(f'{place}: {kind} where a JSON object is needed, e.g. {{"id": 1, "prompt": "…"}}')
-        yield number, place, row
+            raise PromptError(f'{location}: {kind} where a JSON object is needed, e.g. {{"id": 1, "prompt": "…"}}')
+        yield number, location, row
 
 
 _TABLES = {".csv": "read_csv", ".parquet": "read_parquet"}

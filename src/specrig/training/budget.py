@@ -148,9 +148,9 @@ def _flop(recipe: Recipe, model: str, sizes: Sizes) -> float:
         # logits are computed.
         own, share = recipe.draft_training, recipe.distillation.generated_share
         drafted = min(recipe.distillation.draft_vocabulary or sizes.vocabulary, sizes.vocabulary)
-        taught = (1 - share) * sizes.forward(own.sequence) + share * 2.0 * sizes.hidden * drafted
+        distilled = (1 - share) * sizes.forward(own.sequence) + share * 2.0 * sizes.hidden * drafted
         tokens = own.steps * own.batch * own.sequence
-        return (LEARNING * _grown(recipe.draft, sizes.vocabulary, own) + taught) * tokens
+        return (LEARNING * _grown(recipe.draft, sizes.vocabulary, own) + distilled) * tokens
     head, sequence = _head(recipe, model), recipe.text.sequence
     if model != "joint":
         return head.flop(_made_for(recipe, model, sizes), sequence)

@@ -100,7 +100,7 @@ class Conversations:
         first = yield from self._answer(SELF, [{"role": "user", "content": request}], temperature, room)
         if first is None:
             return []
-        article = self._said(first)
+        article = self._last_answer(first)
         if first.tokens[-1] not in self.eos:
             article = article[: max(article.rfind(end) for end in ".!?") + 1]
         article = article.strip()
@@ -126,7 +126,7 @@ class Conversations:
             found = answered or found
             if answered is None or answered.tokens[-1] not in self.eos or chance.random() >= self.settings.turns:
                 break
-            messages.append({"role": "assistant", "content": self._said(answered)})
+            messages.append({"role": "assistant", "content": self._last_answer(answered)})
             question = yield from self._request(messages, "")
         return [found] if found else []
 
@@ -166,7 +166,7 @@ class Conversations:
         whole = context + written
         return Written(kind, temperature, requests, whole, [*spans, (len(context), len(whole))])
 
-    def _said(self, text: Written) -> str:
+    def _last_answer(self, text: Written) -> str:
         """The last answer of a text, without its end token."""
         start, end = text.spans[-1]
         return self.template.text([token for token in text.tokens[start:end] if token not in self.eos])

@@ -30,7 +30,7 @@ from specrig.training.target_text import frequent, present, read_text, row_batch
 from specrig.training.tokenizer import load_tokenizer
 from specrig.training.trainer import PackedText, tokenize, train, training_device
 
-Taught = tuple[Texts, Tensor | None]
+TeacherBatch = tuple[Texts, Tensor | None]
 """B texts of T + 1 tokens, and the teacher's states `[B, T, D]` of all tokens but the last where they are known
 already.
 """
@@ -81,11 +81,11 @@ def narrowed(embedding: Tensor, width: int) -> Tensor:
 
 def distillation_loss(
     model: Llama, teacher: Teacher, settings: Distillation, drafted: Tensor | None = None
-) -> Callable[[Taught], Tensor]:
+) -> Callable[[TeacherBatch], Tensor]:
     """The loss of what the target wrote, nats a token; over the tokens `drafted` `[Vd]` alone, None: all."""
     output = teacher.output.subset(None if drafted is None else drafted.to(teacher.where))
 
-    def loss(batch: Taught) -> Tensor:
+    def loss(batch: TeacherBatch) -> Tensor:
         tokens, written = moved(batch[0].tokens, teacher.where), moved(batch[0].written[:, 1:], teacher.where)
         with autocast(teacher.where):
             with torch.no_grad():
@@ -116,7 +116,9 @@ def measured(model: Llama, drafted: Tensor | None, heldout: Texts) -> tuple[Tens
     return torch.stack([ahead(good, depth) for depth in range(acceptance.DEPTH)]), torch.stack(evaluated)
 
 
-def _mixed(recipe: Recipe, corpus_dir: Path, target: Path, own: Texts, teacher: Teacher, run: Run) -> Iterator[Taught]:
+def _mixed(
+    recipe: Recipe, corpus_dir: Path, target: Path, own: Texts, teacher: Teacher, run: Run
+) -> Iterator[TeacherBatch]:
     """Batches of the corpus, then, for the last `generated_share` of the steps, of the target's own text with its
     hidden states.
     """

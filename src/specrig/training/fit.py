@@ -119,8 +119,8 @@ def learn(
     reads = learner.teacher if learner.reads_teacher else learner.model
     folder = lesson.target if learner.reads_teacher else lesson.of
     states = stored(folder, reads, texts, learner.aux_layers)
-    alike, D = learner.teacher is reads, learner.teacher.hidden
-    taught = states if alike else stored(lesson.target, learner.teacher, texts)
+    same_model, D = learner.teacher is reads, learner.teacher.hidden
+    teacher_states = states if same_model else stored(lesson.target, learner.teacher, texts)
     frozen = len(parts) == 1
     heldout_states: States = LiveStates(reads, text.heldout.tokens, learner.aux_layers)
     if frozen:
@@ -137,7 +137,7 @@ def learn(
     for step, rows in islice(enumerate(batches, 1), run.done, run.curve.steps):
         batch = Texts(moved(texts.tokens[rows], where), moved(texts.written[rows], where))
         inputs = states[rows]
-        loss = learner.loss(batch, inputs, inputs[..., -D:] if alike else taught[rows])
+        loss = learner.loss(batch, inputs, inputs[..., -D:] if same_model else teacher_states[rows])
         if each_step:
             each_step(step, step * batch.tokens.numel())
         run.take_step(step, [loss], tokens=step * batch.tokens.numel(), lr=settings.lr)

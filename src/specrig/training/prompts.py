@@ -178,8 +178,8 @@ def rows_of(source: PromptSource) -> Iterator[Row]:
 def _of_rows(source: PromptSource, recipe: Recipe, *, heldout: bool) -> list[Request]:
     """The requests of a file or data set, each once; a hash of their text decides which are held out."""
     found: dict[str, Request] = {}
-    for _, place, row in rows_of(source):
-        request = _from_row(row, place)
+    for _, location, row in rows_of(source):
+        request = _from_row(row, location)
         if (
             hash_fraction(recipe.seed, "training prompt", normalized(request.text)) < recipe.corpus.heldout_share
         ) == heldout:
@@ -192,7 +192,7 @@ def _of_rows(source: PromptSource, recipe: Recipe, *, heldout: bool) -> list[Req
     return sorted(found.values(), key=lambda request: number(recipe.seed, normalized(request.text)))
 
 
-def _from_row(row: dict[str, Any], place: str) -> Request:
+def _from_row(row: dict[str, Any], location: str) -> Request:
     """A row's `prompt`; the first of its `turns`; or its `messages` up to the last that a user wrote."""
     first = row.get("prompt") or next(iter(row.get("turns") or ()), None)
     if isinstance(first, str) and first.strip():
@@ -207,6 +207,6 @@ def _from_row(row: dict[str, Any], place: str) -> Request:
         if turns and turns[-1]["content"].strip():
             return Request(turns[-1]["content"], tuple(turns))
     raise PromptError(
-        f"{place}: no prompt to train on; a row needs `prompt` (a text), `turns` (texts) or `messages` (each with role "
+        f"{location}: no prompt to train on; a row needs `prompt` (a text), `turns` (texts) or `messages` (each with role "
         f"and content, one of them a user's); this one has {', '.join(map(repr, row)) or 'nothing'}"
     )

@@ -44,7 +44,7 @@ class Shape(Settings):
 
 
 class Growth(Settings):
-    """A stage of a model that starts shallow and grows: so many layers until that share of the steps."""
+    """A stage of a model that starts shallow and grows: its number of layers until a share of the steps."""
 
     until: float = Field(gt=0, lt=1)
     """Share of the steps at which this stage ends."""

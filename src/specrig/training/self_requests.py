@@ -119,7 +119,7 @@ def template(tokenizer: Any, target: object) -> Template:
     """The template that requests are written into. Raises PromptError for a target without one."""
     if not tokenizer.chat_template:
         raise PromptError(
-            f"training.prompts: self needs a chat template, and the tokenizer of {target} has none: such a model "
+            f"the tokenizer of {target} has no chat template, which training.prompts: self needs: such a model "
             "writes no requests. Leave training.prompts out for the study's corpus, or name a file of prompts"
         )
     return Template(tokenizer)

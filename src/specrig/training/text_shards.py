@@ -68,7 +68,7 @@ class TextShards:
         others: texts whose requests count as taken.
         """
         found, seen = list[Written](), {_first(text) for text in others}
-        for rows in itertools.chain(self._given(part), self._own(part)) if count else ():
+        for rows in itertools.chain(self._shared(part), self._own(part)) if count else ():
             for text in rows:
                 if _first(text) not in seen and not self._evaluated(text):
                     seen.add(_first(text))
@@ -78,7 +78,7 @@ class TextShards:
                 break
         return found[:count]
 
-    def _given(self, part: Part) -> Iterator[list[Written]]:
+    def _shared(self, part: Part) -> Iterator[list[Written]]:
         """The shards in the folder `text.shards`, whatever recipe they were written by."""
         folder = self.recipe.text.shards
         if folder is None:

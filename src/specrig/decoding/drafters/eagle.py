@@ -61,8 +61,8 @@ class Eagle(Drafter):
         tokens: list[Tensor] = []
         probs: list[Tensor] = []
         for step in range(k):
-            place, q = sampler.next(logits, [depth > step for depth in context.depths])
-            token = self.head.target_ids(place)
+            index, q = sampler.next(logits, [depth > step for depth in context.depths])
+            token = self.head.target_ids(index)
             tokens.append(token)
             if q is not None:
                 probs.append(q)

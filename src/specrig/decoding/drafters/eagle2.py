@@ -68,7 +68,7 @@ def _sources(q: Tensor | None, parents: Tensor, chosen: Tensor, width: int) -> T
 
     q: `[B, M, Vd]`, the root's and then those of the expanded nodes, in the order of their children, `width` children
     each. parents: `[B, N]`, of all nodes drafted; chosen: `[B, n]`. A node without children gets the root's
-    distribution, which nobody reads.
+    distribution, which is never read.
     """
     import torch
 

@@ -37,6 +37,6 @@ class SuffixPEagle(SuffixHybrid):
         return Context(context.tokens, context.done, context.sampler, depths)
 
     def observe(self, verdict: Verdict) -> None:
-        """Keep the target's states of what was accepted, whoever drafted it."""
+        """Keep the target's states of the accepted tokens, of either drafter."""
         Suffix.observe(self, verdict)
         self.draft.observe(verdict)

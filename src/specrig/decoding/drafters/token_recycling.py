@@ -148,8 +148,8 @@ class TokenRecycling(Drafter):
             nodes += last.values()
             self.known[row].update(last)
         # One top-k over the logits [scored, V] of all rows' scored tokens.
-        at, place, node = on_device([rows, tokens, nodes], self.device)
-        self.matrix[at, place] = verdict.logits[at, node].topk(self.width, -1).indices.int()
+        at, token_ids, node = on_device([rows, tokens, nodes], self.device)
+        self.matrix[at, token_ids] = verdict.logits[at, node].topk(self.width, -1).indices.int()
 
     def _grow(self, paths: tuple[Ranks, ...]) -> None:
         """Prepare a tree: for each level the index tensors that fill it, and the parents of all nodes."""

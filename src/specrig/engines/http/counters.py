@@ -25,7 +25,7 @@ Counters = Counter[tuple[str, int]]
 
 
 def parse(text: str) -> Counters:
-    """The counters above on a page; empty if it has none."""
+    """The counters above on a page; empty for a page without them."""
     found: Counters = Counter()
     for line in text.splitlines():
         match = SAMPLE.match(line)

@@ -62,7 +62,7 @@ class ServerProcess:
         self._note_children()
 
     def _note_children(self) -> None:
-        """Note the processes that it has started; once it is dead nobody knows them."""
+        """Note the processes that it has started; once it is dead they cannot be found."""
         with contextlib.suppress(psutil.NoSuchProcess):
             main = psutil.Process(self.process.pid)
             self._family |= {main, *main.children(recursive=True)}

@@ -58,7 +58,7 @@ class DraftProcess:
 class RemoteDraft:
     """`decoding.types.RemoteModel` over HTTP. latency_s: seconds that are added to each round trip.
 
-    A service that fails raises EngineError: a method that went on without its draft would be another method.
+    A service that fails raises EngineError: without its draft the method would be another method.
     """
 
     def __init__(self, url: str, *, latency_s: float, half: bool) -> None:

@@ -46,7 +46,7 @@ class DFlash(LayerHead):
     k: int = Field(default=7, ge=1, le=31)
     """Tokens that it learns to draft in one pass: its blocks hold one more, the last token."""
     anchors: float = Field(default=0.125, gt=0, le=1)
-    """Share of a text's positions that begin a block, drawn anew at each step."""
+    """Share of a text's positions that begin a block, drawn again at each step."""
     position_weights: Literal["decay", "d_pace"] = "decay"
     """How positions of a block weigh: `decay`, by gamma; `d_pace`, by what each adds to the expected accepted length
     (D-PACE, 2605.18810).

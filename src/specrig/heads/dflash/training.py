@@ -82,7 +82,7 @@ class DFlashLearner(Learner):
         x = x.unflatten(1, (A, n))[:, :, 1:]
         return F.rms_norm(x, x.shape[-1:], self.norm, self.eps)
 
-    def loss(self, batch: Texts, states: Tensor, taught: Tensor) -> Tensor:
+    def loss(self, batch: Texts, states: Tensor, teacher_states: Tensor) -> Tensor:
         """The weighted mean over the masks of the distance of the distributions (`losses.likeness`)."""
         model, settings = self.model, self.settings
         # written[d]: whether the target wrote the token d + 1 behind each position, and those between: [K, B, T].
@@ -92,9 +92,9 @@ class DFlashLearner(Learner):
         anchors, real = packed(written[0] & (ranks < count))
         kept = written.gather(-1, anchors.expand(settings.k, -1, -1)) & real  # [K, B, A]
         depth, row, block = kept.nonzero(as_tuple=True)
-        place = anchors[row, block] + depth  # whose state says what follows
+        position = anchors[row, block] + depth  # whose state says what follows
         with torch.no_grad(), autocast(model.where):
-            likely = self.output(states[row, place, -model.hidden :])
+            likely = self.output(states[row, position, -model.hidden :])
         with autocast(model.where):
             found = self.predicted(batch.tokens, states, anchors, settings.k)
             logits = self.output(found[row, block, depth])
@@ -102,7 +102,7 @@ class DFlashLearner(Learner):
             weights = torch.exp(-depth / settings.gamma)
         else:
             right = torch.zeros(kept.shape, device=model.where)
-            right[kept] = probabilities(logits, draft_ids(batch.tokens[row, place + 1], self.vocabulary))
+            right[kept] = probabilities(logits, draft_ids(batch.tokens[row, position + 1], self.vocabulary))
             weights = d_pace(right, kept)[kept]
         return likeness(logits, likely, settings.loss, weights)
 

@@ -205,7 +205,7 @@ class EagleLearner(LayerLearner):
         """The target's own LM head reads the predicted features."""
         return self.output(predicted)
 
-    def loss(self, batch: Texts, states: Tensor, taught: Tensor) -> Tensor:
+    def loss(self, batch: Texts, states: Tensor, teacher_states: Tensor) -> Tensor:
         """Mean over the steps of feature_weight x smooth-L1 + logits_weight x distance of the distributions
         (`losses.likeness`); see the module.
         """

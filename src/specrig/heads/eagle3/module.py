@@ -100,7 +100,7 @@ class Eagle3Head(EagleHead):
 
 
 def read_aux_layers(config: Any, layers: int) -> tuple[int, ...]:
-    """The streams that a checkpoint names for a target of `layers` layers; those of the paper's code where it names
+    """The layers that a checkpoint names for a target of `layers` layers; those of the paper's code where it names
     none.
     """
     named = (getattr(config, "eagle_config", None) or {}).get("eagle_aux_hidden_state_layer_ids")

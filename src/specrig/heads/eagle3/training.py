@@ -24,7 +24,7 @@ from specrig.heads.losses import likeness
 from specrig.heads.teacher import Teacher, autocast
 
 
-class StreamsLearner(LayerLearner):
+class AuxStatesLearner(LayerLearner):
     """A layer on three of the target's hidden states. Its LM head and norm begin as the target's."""
 
     def __init__(
@@ -76,12 +76,12 @@ class StreamsLearner(LayerLearner):
         return {"fc.weight": self.stored_fc()} | self.layer.tensors("midlayer") | own | offsets
 
 
-class Eagle3Learner(StreamsLearner):
+class Eagle3Learner(AuxStatesLearner):
     """EAGLE-3's head."""
 
     settings: Eagle3
 
-    def loss(self, batch: Texts, states: Tensor, taught: Tensor) -> Tensor:
+    def loss(self, batch: Texts, states: Tensor, teacher_states: Tensor) -> Tensor:
         """The weighted mean over the steps of the distance of the distributions (`losses.likeness`), each step
         step_decay times the one before. With a reduced vocabulary the target's distribution is renormalised over the
         tokens that the head knows.

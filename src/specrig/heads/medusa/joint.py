@@ -31,18 +31,18 @@ class Joint(MedusaLearner):
         self.before = LMHead(model.output.weight.clone(), model.output.bias)
         self.teaching = self._subset(self.before)
 
-    def loss(self, batch: Texts, states: Tensor, taught: Tensor) -> Tensor:
-        """states, taught: as the model's were before it learnt."""
+    def loss(self, batch: Texts, states: Tensor, teacher_states: Tensor) -> Tensor:
+        """states, teacher_states: as the model's were before it learnt."""
         live = self.model.model.get_output_embeddings()
         follows = F.pad(batch.written[:, 1:], (0, 1))
         labels = batch.tokens.roll(-1, 1)[follows]
         with autocast(self.model.where):
             hidden = self.model.forward(batch.tokens)
             with torch.no_grad():
-                goal = self.before(taught[follows])
+                goal = self.before(teacher_states[follows])
             self.own = distillation(live(hidden[follows]), goal, labels, self.settings.kl_weight)
             self.output = self._subset(LMHead(live.weight, live.bias))
-            return self.own + self.settings.joint.heads_weight * super().loss(batch, hidden, taught)
+            return self.own + self.settings.joint.heads_weight * super().loss(batch, hidden, teacher_states)
 
     def measured(self, heldout: Texts, states: States) -> tuple[Tensor, Tensor]:
         """See `DepthLearner`; states: as they are now."""

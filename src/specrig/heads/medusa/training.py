@@ -90,12 +90,12 @@ class DepthLearner(Learner):
         before = tokens[at[:, 0], at[:, 1] + head + 1]
         return biased(self.logits(head, states, tokens, at), self.markov, before)
 
-    def loss(self, batch: Texts, states: Tensor, taught: Tensor) -> Tensor:
+    def loss(self, batch: Texts, states: Tensor, teacher_states: Tensor) -> Tensor:
         """The sum over heads i of decay^i times the head's loss (2401.10774, equation 1)."""
         B, T = batch.tokens.shape
         follows = F.pad(batch.written[:, 1:], (0, 1))  # [B, T]: the token after t was written by the target
         with autocast(self.model.where), torch.no_grad():
-            goal = self.teaching(taught[follows])
+            goal = self.teaching(teacher_states[follows])
         number = torch.full((B, T), -1, device=states.device)  # a position's row in `goal`
         number[follows] = torch.arange(len(goal), device=states.device)
         ids = draft_ids(batch.tokens, self.vocabulary)

@@ -58,5 +58,5 @@ class PEagle(LayerHead):
         return sum(map(kept_share, range(self.k)))
 
     def multiplied(self, sizes: Sizes) -> float:
-        """All its weights, for a position and for each mask that hangs on it."""
+        """All its weights, for a position and for each mask that follows it."""
         return self.copies * self.weights(sizes)

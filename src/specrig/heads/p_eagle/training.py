@@ -19,7 +19,7 @@ from specrig.heads import acceptance
 from specrig.heads.acceptance import ahead
 from specrig.heads.base import kept_share
 from specrig.heads.eagle.training import trained_entries
-from specrig.heads.eagle3.training import StreamsLearner
+from specrig.heads.eagle3.training import AuxStatesLearner
 from specrig.heads.learner import States, Texts, draft_ids
 from specrig.heads.losses import d_pace, kept_anchors, likeness, packed, probabilities
 from specrig.heads.p_eagle import PEagle
@@ -28,7 +28,7 @@ from specrig.heads.teacher import Teacher, autocast, moved, rows_at_once
 from specrig.heads.trained_layer import TrainedLayer
 
 
-class PEagleLearner(StreamsLearner):
+class PEagleLearner(AuxStatesLearner):
     """P-EAGLE's head: EAGLE-3's, what a mask reads in place of the target's states, and perhaps further layers."""
 
     settings: PEagle
@@ -72,7 +72,7 @@ class PEagleLearner(StreamsLearner):
             x = layer(x, layer.queries(read, cos, sin), *layer.keys_values(read, cos, sin), seen)
         return list(x.split(widths, 1))
 
-    def loss(self, batch: Texts, states: Tensor, taught: Tensor) -> Tensor:
+    def loss(self, batch: Texts, states: Tensor, teacher_states: Tensor) -> Tensor:
         """The weighted mean over all that is drafted of the distance of the distributions (`losses.likeness`)."""
         model, settings = self.model, self.settings
         kept = kept_anchors(trained_entries(batch), settings.k, self.generator)  # [K, B, T]

@@ -115,23 +115,23 @@ class PardLearner(Learner):
         head = self.draft.get_output_embeddings()
         return LMHead(head.weight, getattr(head, "bias", None)).subset(self.on_device)
 
-    def loss(self, batch: Texts, states: Tensor, taught: Tensor) -> Tensor:
+    def loss(self, batch: Texts, states: Tensor, teacher_states: Tensor) -> Tensor:
         """The mean over all copies that are kept, nats a token."""
         written = batch.written[:, 1:]
         copies = Copies.of(kept_anchors(written, self.settings.k, self.generator))
         hidden, positions, output = self.states(batch.tokens[:, :-1], copies), copies.positions, self.output()
         with autocast(self.model.where), torch.no_grad():
-            goal = self.teaching(taught[:, :-1][written])
+            goal = self.teaching(teacher_states[:, :-1][written])
         number = torch.full(written.shape, -1, device=written.device)  # a position's row in `goal`
         number[written] = torch.arange(len(goal), device=written.device)
         ids, total = draft_ids(batch.tokens[:, 1:], self.vocabulary), hidden.new_zeros(())
         for depth in range(self.settings.k):  # one by one: logits of all are large
-            row, place = (copies.kept & (copies.depths == depth)).nonzero().unbind(-1)
+            row, index = (copies.kept & (copies.depths == depth)).nonzero().unbind(-1)
             if not len(row):
                 continue
-            position = positions[row, place]
+            position = positions[row, index]
             with autocast(self.model.where):
-                logits = output(hidden[row, place])
+                logits = output(hidden[row, index])
             own = distillation(logits, goal[number[row, position]], ids[row, position], self.settings.kl_weight)
             total = total + own * len(row)
         return total / copies.kept.sum()
@@ -146,10 +146,10 @@ class PardLearner(Learner):
             tokens = moved(heldout.tokens[rows], where)
             hidden, ids = self.states(tokens[:, :-1], copies), draft_ids(tokens[:, 1:], self.vocabulary)
             for depth in range(depths):
-                place = (copies.depths[0] == depth).nonzero().flatten()
+                index = (copies.depths[0] == depth).nonzero().flatten()
                 with autocast(where):
-                    chosen = output(hidden[:, place]).argmax(-1)
-                right[depth, rows, : len(place)] = (chosen == ids[:, copies.positions[0, place]]).cpu()
+                    chosen = output(hidden[:, index]).argmax(-1)
+                right[depth, rows, : len(index)] = (chosen == ids[:, copies.positions[0, index]]).cpu()
         evaluated = [ahead(heldout.written[:, 1:], depth) & heldout.written[:, :-1] for depth in range(depths)]
         return right, torch.stack(evaluated)
 

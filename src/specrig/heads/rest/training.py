@@ -34,7 +34,7 @@ def written(texts: Texts, *, prompts: bool = False) -> list[list[int]]:
     """What the target wrote, text by text, with its prompt or without; what fills the rows up behind it is left out."""
     found = []
     for tokens, own in zip(texts.tokens.tolist(), texts.written.tolist(), strict=True):
-        positions = [place for place, mine in enumerate(own) if mine]
+        positions = [position for position, mine in enumerate(own) if mine]
         if positions:
             found.append(tokens[0 if prompts else positions[0] : positions[-1] + 1])
     return found

@@ -27,7 +27,7 @@ GIVE_UP = 8
 
 
 class Requests:
-    """The requests of one turn: which number is next, what became of each, and when the turn is over."""
+    """The requests of one turn: the next number, the outcome of each, and when the turn is over."""
 
     def __init__(self, send: Send, prompt_ids: Sequence[str], *, warmup: int, counted: int, at_once: int) -> None:
         """warmup, counted: how many; at_once: how many are under way in a closed loop."""

@@ -80,9 +80,9 @@ def _section(section: ReadySection, figures: dict[str, list[tuple[str, str]]]) -
         if isinstance(item, ReadyTable):
             items.append({"kind": "table", "front": item.item.front, **_table(item.grid)})
         elif isinstance(item, Figure):
-            for place, (setting, stem) in enumerate(figures.get(item.name, [])):
+            for position, (setting, stem) in enumerate(figures.get(item.name, [])):
                 caption = item.caption + (f" Setting: {setting}." if setting else "")
-                front = item.front and place == 0
+                front = item.front and position == 0
                 file = f"{stem}-{(COLUMN if front else PAGE).name}.pdf"
                 items.append({"kind": "figure", "front": front, "file": file, "caption": caption})
         elif isinstance(item, Paragraph):
@@ -96,8 +96,8 @@ def _table(grid: Grid) -> dict[str, Any]:
         {"line": line, "rows": [[_entry(entry) for entry in row] for row in rows]} for line, rows in grid.grouped()
     ]
     columns = []
-    for place, (name, number) in enumerate(grid.columns):
-        own = [row[place] for group in groups for row in group["rows"]]
+    for position, (name, number) in enumerate(grid.columns):
+        own = [row[position] for group in groups for row in group["rows"]]
         columns.append(
             {
                 "name": "\n".join(_heading(name, own)),

@@ -67,7 +67,7 @@ PUBLISHED = (
 def learning(learnt: pd.DataFrame, sheet: Sheet) -> Figure:
     """The acceptance to expect against texts learnt from: a line a draft or head, the published points beside them."""
     if learnt.empty:
-        raise NothingError("no training of this study says how many texts it learnt from")
+        raise NothingError("no training of this study says how many texts it used")
     several = len(set(learnt["pair"])) > 1
     figure, grid = make_panels(sheet, 1, 1, width=6.4, height=3.6)
     ax = grid[0][0]
@@ -88,7 +88,7 @@ def learning(learnt: pd.DataFrame, sheet: Sheet) -> Figure:
     ]
     mark(ax.plot(reported["texts"], reported["length"], "x", color=INK, label=others), others, tips)
     ax.set_xscale("log")
-    ax.set_xlabel("texts learnt from (texts × epochs)")
+    ax.set_xlabel("training texts (texts × epochs)")
     ax.set_ylabel("expected tokens a round")
     ax.set_ylim(bottom=1)
     legend_below(figure, *ax.get_legend_handles_labels())

@@ -49,14 +49,12 @@ def order_figure(found: Sequence[OrderComparison], sheet: Sheet) -> Figure:
                 clip_on=False,
             )
             sides_of = zip(("reported", "measured"), ranks, (reported, each.measured), strict=True)
-            mark(
-                line, name, [f"{name}, {kind}: place {place}, {figures[name]:.2f}" for kind, place, figures in sides_of]
-            )
-            for x, place, figures in ((0, ranks[0], reported), (1, ranks[1], each.measured)):
+            mark(line, name, [f"{name}, {kind}: place {rank}, {figures[name]:.2f}" for kind, rank, figures in sides_of])
+            for x, rank, figures in ((0, ranks[0], reported), (1, ranks[1], each.measured)):
                 text = f"{name} {figures[name]:.2f}" if x == 0 else f"{figures[name]:.2f}"
                 panel.annotate(
                     text,
-                    (x, place),
+                    (x, rank),
                     xytext=(-7 if x == 0 else 7, 0),
                     textcoords="offset points",
                     ha="right" if x == 0 else "left",

@@ -38,7 +38,9 @@ def latex(grid: Grid) -> str:
     """
     groups = grid.grouped()
     rows = [row for _, members in groups for row in members]
-    columns = [_Column(name, number, [row[place] for row in rows]) for place, (name, number) in enumerate(grid.columns)]
+    columns = [
+        _Column(name, number, [row[column] for row in rows]) for column, (name, number) in enumerate(grid.columns)
+    ]
     width = sum(column.span for column in columns)
 
     body: list[str] = []

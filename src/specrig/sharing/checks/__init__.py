@@ -11,14 +11,14 @@ from specrig.measurement.records import Record
 
 
 class Located(NamedTuple):
-    """A record of a publication and its place, `<file>:<line>`."""
+    """A record of a publication and its location, `<file>:<line>`."""
 
-    place: str
+    location: str
     record: Record
 
     def says(self, what: str) -> str:
         """A difference in this record, for readers."""
-        return f"{self.place}: cell {self.record.cell.slug}, prompt {self.record.prompt_id}, {what}"
+        return f"{self.location}: cell {self.record.cell.slug}, prompt {self.record.prompt_id}, {what}"
 
 
 def majority(values: Iterable[str]) -> tuple[str, int]:

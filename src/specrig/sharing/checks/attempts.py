@@ -30,7 +30,7 @@ def misplaced(job: Path, counted: Sequence[Located], study: Study, cells: Mappin
     others: dict[str, dict[int, list[Record]]] = {}
     for number in numbers:
         lines = read_lines(job, f"{ATTEMPT}{number}")
-        found = [Located(place, Record.model_validate_json(line)) for place, line in lines]
+        found = [Located(location, Record.model_validate_json(line)) for location, line in lines]
         for one in found:
             yield from map(one.says, contradictions(one.record, study, cells.get(one.record.cell.name)))
         for slug, records in _by_cell([one.record for one in found]).items():
@@ -40,11 +40,11 @@ def misplaced(job: Path, counted: Sequence[Located], study: Study, cells: Mappin
         if any(_same(records) != _same(own) for records in found_of.values()):
             yield f"cell {slug}: attempts at other prompts than those of the attempt that counts"
             continue
-        place = min(set(range(1, len(found_of) + 2)) - found_of.keys())
-        attempts = [loads(records) for _, records in sorted({**found_of, place: own}.items())]
+        number = min(set(range(1, len(found_of) + 2)) - found_of.keys())
+        attempts = [loads(records) for _, records in sorted({**found_of, number: own}.items())]
         best = least_disturbed(attempts, environment)
-        if best != place - 1:
-            yield f"cell {slug}: attempt {place} counts, though attempt {best + 1} was disturbed no more"
+        if best != number - 1:
+            yield f"cell {slug}: attempt {number} counts, though attempt {best + 1} was disturbed no more"
 
 
 def _by_cell(records: Sequence[Record]) -> dict[str, list[Record]]:

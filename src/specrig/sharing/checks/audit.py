@@ -51,16 +51,16 @@ def audit_differences(
     level = strictest_level(cells)
     lossy = {(cell.engine, cell.method, cell.variant): not is_lossless(cell) for cell in cells}
     differences, seen = [], Counter[Key]()
-    for place, row in rows:
+    for location, row in rows:
         key = _row_key(row)
         seen[key] += 1
         if row["test"] != REFERENCE and key not in expected:
-            differences.append(f"{place}: a test of {_named(key)}, of which there are no records")
+            differences.append(f"{location}: a test of {_named(key)}, of which there are no records")
             continue
         _, engine, _, method, variant, *_ = key
         is_lossy = lossy.get((engine, method, variant), False)
         wrong = _row(row, tested.get(key, []), compared.get(key, []), is_lossy, level)
-        differences += [f"{place}: {_named(key)}: {what}" for what in wrong]
+        differences += [f"{location}: {_named(key)}: {what}" for what in wrong]
     probes = Counter(_key(EXACT, cell) for cell in audited_cells(cells))
     for key in sorted(expected, key=str):
         if seen[key] != (probes[key] or 1):
@@ -140,5 +140,5 @@ def _row_key(row: Mapping[str, Any]) -> Key:
 
 
 def _named(key: Key) -> str:
-    test, *place, temperature = key
-    return f"{test} of {'/'.join(part for part in place if part)} at temperature {temperature:g}"
+    test, *location, temperature = key
+    return f"{test} of {'/'.join(part for part in location if part)} at temperature {temperature:g}"

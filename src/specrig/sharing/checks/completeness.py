@@ -76,7 +76,7 @@ def prompts(study: Study, found: Sequence[Located]) -> tuple[list[str], list[str
 def _unlike(members: Sequence[Located], expected: Sequence[tuple[str, int]]) -> list[str]:
     """What differs between the (prompt, repeat) of a cell's records and those that it must have, in this order."""
     found = [(one.record.prompt_id, one.record.repeat) for one in members]
-    where = f"{members[0].place}: cell {members[0].record.cell.slug}"
+    where = f"{members[0].location}: cell {members[0].record.cell.slug}"
     wrong = [
         f"{where}: prompt {prompt}, repeat {repeat} is missing"
         for prompt, repeat in expected

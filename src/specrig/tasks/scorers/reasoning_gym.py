@@ -31,12 +31,12 @@ class ReasoningGym(Mean):
 
         Raises ValueError for a reference that is none of reasoning-gym's, or of another version of it.
         """
-        place = json.loads(output.reference)
-        data = reasoning_data(place["dataset"])
-        problem = data[place["index"]]
-        if sha256(problem["question"].encode()).hexdigest() != place["sha256"]:
+        source = json.loads(output.reference)
+        data = reasoning_data(source["dataset"])
+        problem = data[source["index"]]
+        if sha256(problem["question"].encode()).hexdigest() != source["sha256"]:
             raise ValueError(
-                f"reasoning-gym makes another problem {place['index']} of {place['dataset']} than when the prompts were "
+                f"reasoning-gym makes another problem {source['index']} of {source['dataset']} than when the prompts were "
                 "written; install that version, or delete the task's prompts and measure again"
             )
         tagged = _TAGGED.findall(output.text)
