@@ -139,7 +139,6 @@ def _medusa(folder: Path, model: Any, seed: int) -> None:
     tensors = medusa.random_tensors(config, seed, deviation=0.05)
     for head in range(4):
         tensors[f"lm_heads.{head}.weight"] = _output(ERROR, seed, 10 + head)
-    folder.mkdir(parents=True, exist_ok=True)
     medusa.save(folder, config, tensors)
 
 
@@ -153,7 +152,6 @@ def _eagle(folder: Path, target: Any, seed: int) -> None:
     tensors = eagle.random_tensors(config, seed, deviation=LAYERS)
     tensors["fc.weight"] *= ERROR
     tensors["fc.weight"][:, :WIDTH] += OVERCONFIDENCE * torch.eye(WIDTH)
-    folder.mkdir(parents=True, exist_ok=True)
     eagle.save(folder, config, tensors)
 
 
@@ -173,7 +171,6 @@ def _streams(name: str, folder: Path, target: Any, seed: int) -> None:
     tensors["midlayer.self_attn.o_proj.weight"] += torch.eye(WIDTH)
     tensors["fc.weight"] *= 0.25
     tensors["lm_head.weight"] = _output(ERROR, seed, 3)
-    folder.mkdir(parents=True, exist_ok=True)
     module.save(folder, config, tensors)
 
 
@@ -189,7 +186,6 @@ def _dflash(folder: Path, target: Any, seed: int) -> None:
     for layer in range(config.num_hidden_layers):
         for part in "vo":
             tensors[f"layers.{layer}.self_attn.{part}_proj.weight"] += torch.eye(WIDTH)
-    folder.mkdir(parents=True, exist_ok=True)
     dflash.save(folder, config, tensors)
 
 

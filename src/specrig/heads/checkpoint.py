@@ -4,9 +4,10 @@ belong.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -18,7 +19,8 @@ from specrig.runtime.types import DecodingError
 if TYPE_CHECKING:
     from pathlib import Path
 
-Head = TypeVar("Head")
+    from specrig.runtime.model import CachedModel
+
 Shapes = dict[str, tuple[int, ...]]
 """Tensor name -> shape."""
 
@@ -62,33 +64,56 @@ def reading(folder: Path, title: str) -> Iterator[None]:
         ) from error
 
 
-def load_head(
-    title: str,
-    folder: Path,
-    config_class: type[PreTrainedConfig],
-    build: Callable[[Any, dict[str, Tensor]], Head],
-    ignored: Sequence[str] = (),
-) -> Head:
-    """`build(config, tensors)` of the head in `folder`. Raises DecodingError where it holds none that fits.
+class Checkpoint(ABC):
+    """A head that is kept as config.json and model.safetensors."""
 
-    ignored: tensors that are left out.
-    """
-    with reading(folder, title):
-        config = config_class.from_pretrained(folder)
-        tensors = {name: tensor for name, tensor in read(folder).items() if name not in ignored}
-        try:
-            return build(config, tensors)
-        except DecodingError as error:
-            raise DecodingError(f"{folder}: {error}") from error
+    title: ClassVar[str]
+    """What its folder holds, e.g. "Medusa heads"."""
+    config_class: ClassVar[type[PreTrainedConfig]]
+    ignored: ClassVar[tuple[str, ...]] = ()
+    """Tensors of published checkpoints that are left out."""
+
+    @abstractmethod
+    def __init__(self, config: Any, tensors: dict[str, Tensor], target: CachedModel) -> None:
+        """`tensors`: see `shapes`; they take the target's device and precision. Raises DecodingError where they do not
+        fit.
+        """
+
+    @staticmethod
+    @abstractmethod
+    def shapes(config: Any) -> Shapes:
+        """Of the tensors that a head with this configuration has."""
+
+    @classmethod
+    @abstractmethod
+    def random_tensors(cls, config: Any, seed: int, deviation: float = 0.02) -> dict[str, Tensor]:
+        """Weights of an untrained head; a reduced vocabulary is the target's first tokens."""
+
+    @classmethod
+    def save(cls, folder: Path, config: Any, tensors: dict[str, Tensor]) -> None:
+        """Write config.json and model.safetensors (fp32)."""
+        write(folder, config, tensors, cls.shapes(config))
+
+    @classmethod
+    def load(cls, folder: Path, target: CachedModel) -> Self:
+        """Read a head's folder for this target. Raises DecodingError where it holds none that fits."""
+        with reading(folder, cls.title):
+            config = cls.config_class.from_pretrained(folder)
+            tensors = {name: tensor for name, tensor in read(folder).items() if name not in cls.ignored}
+            try:
+                return cls(config, tensors, target)
+            except DecodingError as error:
+                raise DecodingError(f"{folder}: {error}") from error
 
 
 def untrained(shapes: Shapes, seed: int, deviation: float) -> dict[str, Tensor]:
-    """Normal matrices, norms of one."""
+    """Normal matrices, norms of one; a reduced vocabulary is the target's first tokens."""
     generator = torch.Generator().manual_seed(seed)
-    return {
+    found = {
         name: deviation * torch.randn(shape, generator=generator) if len(shape) > 1 else torch.ones(shape)
         for name, shape in shapes.items()
     }
+    return found | ({"d2t": torch.zeros(*shapes["d2t"], dtype=torch.int64)} if "d2t" in shapes else {})
 
 
 def normal(shapes: Shapes, seed: int, deviation: float) -> dict[str, Tensor]:

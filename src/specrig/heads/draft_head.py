@@ -10,15 +10,14 @@ import copy
 from abc import abstractmethod
 from bisect import bisect_left
 from collections.abc import Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from transformers import LlamaConfig, PreTrainedConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from specrig.heads.checkpoint import Shapes, check_vocabulary, faults, load_head
+from specrig.heads.checkpoint import Checkpoint, check_vocabulary, faults, untrained
 from specrig.runtime.attention import FULL
 from specrig.runtime.decode_pass import compile_passes
 from specrig.runtime.device import padded
@@ -27,19 +26,12 @@ from specrig.runtime.llama_model import LlamaModel
 from specrig.runtime.model import CachedModel
 from specrig.runtime.types import DecodingError
 
-if TYPE_CHECKING:
-    from pathlib import Path
 
-_NOT_READ = ("embed_tokens.weight", "t2d")
-"""What published checkpoints hold besides: the target's embedding again, and which of its tokens `d2t` reaches (a mask
-`[V]`).
-"""
-
-
-class DraftHead(LlamaModel):
+class DraftHead(Checkpoint, LlamaModel):
     """The head with its cache. B rows, D hidden width, V vocabulary, Vd the head's."""
 
-    title: ClassVar[str]
+    ignored: ClassVar[tuple[str, ...]] = ("embed_tokens.weight", "t2d")
+    """The target's embedding again, and which of its tokens `d2t` reaches (a mask `[V]`)."""
     config_class: ClassVar[type[PreTrainedConfig]] = LlamaConfig
     target_layers: tuple[int, ...] = ()
     """The target's layers whose states it reads besides the final one."""
@@ -50,9 +42,6 @@ class DraftHead(LlamaModel):
     """`[Vd]` rising ids of the target's tokens that its logits are of; None: of all V."""
 
     def __init__(self, config: Any, tensors: dict[str, Tensor], target: CachedModel) -> None:
-        """`tensors`: see the module; they take the target's device and precision. Raises DecodingError where they do
-        not fit.
-        """
         CachedModel.__init__(self, config, device=target.device, dtype=target.dtype)
         self.patterns, self.pattern_of = [FULL], [0] * self.layers  # whatever its config repeats of the target's
         self._check(tensors, target)
@@ -85,12 +74,13 @@ class DraftHead(LlamaModel):
             raise DecodingError(
                 f"the head is for a hidden size of {self.hidden_size}, the target's is {target.hidden_size}"
             )
-        if wrong := faults(tensors, self.tensor_shapes()):
-            raise DecodingError(f"no {self.title} head of this target: {wrong}")
+        if wrong := faults(tensors, self.shapes(self.config)):
+            raise DecodingError(f"no {self.title} of this target: {wrong}")
 
-    @abstractmethod
-    def tensor_shapes(self) -> Shapes:
-        """What its checkpoint must hold."""
+    @classmethod
+    def random_tensors(cls, config: Any, seed: int, deviation: float = 0.02) -> dict[str, Tensor]:
+        """See `Checkpoint`: normal matrices, norms of one."""
+        return untrained(cls.shapes(config), seed, deviation)
 
     @abstractmethod
     def take_weights(self, weights: dict[str, Tensor]) -> None:
@@ -172,15 +162,6 @@ class DraftHead(LlamaModel):
         width = max(self._counts)
         index = padded(positions, width, self.device)
         self._features = features[torch.arange(len(positions), device=self.device).unsqueeze(1), index]
-
-
-Head = TypeVar("Head", bound=DraftHead)
-
-
-def load_as(kind: type[Head], folder: Path, target: CachedModel) -> Head:
-    """Read a folder as that kind of head. Raises DecodingError where it does not hold one."""
-    build = partial(kind, target=target)
-    return load_head(f"{kind.title} head", folder, kind.config_class, build, _NOT_READ)
 
 
 def shared(target: CachedModel) -> tuple[Tensor, Linear]:

@@ -25,9 +25,9 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 from transformers import PreTrainedConfig, Qwen3Config
 
-from specrig.heads.checkpoint import Shapes, untrained, write
+from specrig.heads.checkpoint import Shapes
 from specrig.heads.dflash import choose_target_layers
-from specrig.heads.draft_head import DraftHead, load_as
+from specrig.heads.draft_head import DraftHead
 from specrig.heads.layer import layer_like, layer_of, layer_shapes, mask_token
 from specrig.runtime.device import on_device
 from specrig.runtime.linear import Linear
@@ -45,7 +45,7 @@ _VARIANTS = ("causal", "use_swa", "attention_sink_bias")
 class DFlashHead(DraftHead):
     """The head with its cache of the context's features. B rows, D hidden width, Vd the head's vocabulary."""
 
-    title: ClassVar[str] = "DFlash"
+    title: ClassVar[str] = "DFlash head"
     config_class: ClassVar[type[PreTrainedConfig]] = Qwen3Config
 
     def _check(self, tensors: dict[str, Tensor], target: CachedModel) -> None:
@@ -62,9 +62,15 @@ class DFlashHead(DraftHead):
             raise DecodingError(f"mask_token_id is {self.mask_id}, not one of the {self.config.vocab_size} tokens")
         self.target_layers = tuple(layer + 1 for layer in ids)
 
-    def tensor_shapes(self) -> Shapes:
-        """What its checkpoint must hold."""
-        return shapes(self.config)
+    @staticmethod
+    def shapes(config: Any) -> Shapes:
+        """See `Checkpoint`."""
+        D, read = config.hidden_size, len(_own_config(config).get("target_layer_ids") or ())
+        found: Shapes = {"fc.weight": (D, read * D), "hidden_norm.weight": (D,), "norm.weight": (D,)}
+        for layer in (f"layers.{index}" for index in range(config.num_hidden_layers)):
+            found |= layer_shapes(config, layer, D) | {f"{layer}.input_layernorm.weight": (D,)}
+            found |= {f"{layer}.self_attn.{part}_norm.weight": (config.head_dim,) for part in "qk"}
+        return found
 
     def take_weights(self, weights: dict[str, Tensor]) -> None:
         """Build the layers from the checkpoint's tensors."""
@@ -147,32 +153,10 @@ def head_config(target: Any, layers: int = 2, k: int = 7, drafted: Tensor | None
     return config
 
 
-def shapes(config: Any) -> Shapes:
-    """Tensor names of a checkpoint and their shapes."""
-    D, read = config.hidden_size, len(_own_config(config).get("target_layer_ids") or ())
-    found: Shapes = {"fc.weight": (D, read * D), "hidden_norm.weight": (D,), "norm.weight": (D,)}
-    for layer in (f"layers.{index}" for index in range(config.num_hidden_layers)):
-        found |= layer_shapes(config, layer, D) | {f"{layer}.input_layernorm.weight": (D,)}
-        found |= {f"{layer}.self_attn.{part}_norm.weight": (config.head_dim,) for part in "qk"}
-    return found
-
-
-def random_tensors(config: Any, seed: int, deviation: float = 0.02) -> dict[str, Tensor]:
-    """Weights of an untrained head: normal matrices, norms of one."""
-    return untrained(shapes(config), seed, deviation)
-
-
 def initialise(folder: Path, target: Any, seed: int) -> None:
     """Write an untrained head for a target with this configuration."""
     config = head_config(target)
     save(folder, config, random_tensors(config, seed, deviation=0.15))
 
 
-def save(folder: Path, config: Any, tensors: dict[str, Tensor]) -> None:
-    """Write config.json and model.safetensors (fp32)."""
-    write(folder, config, tensors, shapes(config))
-
-
-def load(folder: Path, target: CachedModel) -> DFlashHead:
-    """Read a head's folder for this target. Raises DecodingError where it is no DFlash head of it."""
-    return load_as(DFlashHead, folder, target)
+load, save, random_tensors = DFlashHead.load, DFlashHead.save, DFlashHead.random_tensors

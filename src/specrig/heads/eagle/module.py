@@ -28,12 +28,12 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 from transformers import LlamaConfig
 
-from specrig.heads.checkpoint import Shapes, untrained, write
-from specrig.heads.draft_head import DraftHead, load_as
+from specrig.heads.checkpoint import Shapes
+from specrig.heads.draft_head import DraftHead
 from specrig.heads.layer import layer_like, layer_of, layer_shapes
 from specrig.runtime.device import Positions, at_each, padded
 from specrig.runtime.linear import Linear
-from specrig.runtime.model import CachedModel, Step
+from specrig.runtime.model import Step
 from specrig.runtime.types import Parents
 
 if TYPE_CHECKING:
@@ -45,12 +45,15 @@ class EagleHead(DraftHead):
     the head's.
     """
 
-    title: ClassVar[str] = "EAGLE"
+    title: ClassVar[str] = "EAGLE head"
     _above: Tensor | None = None
 
-    def tensor_shapes(self) -> Shapes:
-        """What its checkpoint must hold."""
-        return shapes(self.config)
+    @staticmethod
+    def shapes(config: Any) -> Shapes:
+        """See `Checkpoint`."""
+        return {"fc.weight": (config.hidden_size, 2 * config.hidden_size)} | layer_shapes(
+            config, "layers.0", config.hidden_size
+        )
 
     def take_weights(self, weights: dict[str, Tensor]) -> None:
         """Build the layer from the checkpoint's tensors."""
@@ -158,29 +161,10 @@ def head_config(target: Any, drafted: Tensor | None = None) -> Any:
     )
 
 
-def shapes(config: Any) -> Shapes:
-    """Tensor names of a checkpoint and their shapes."""
-    return {"fc.weight": (config.hidden_size, 2 * config.hidden_size)} | layer_shapes(
-        config, "layers.0", config.hidden_size
-    )
-
-
-def random_tensors(config: Any, seed: int, deviation: float = 0.02) -> dict[str, Tensor]:
-    """Weights of an untrained head: normal matrices, norms of one."""
-    return untrained(shapes(config), seed, deviation)
-
-
 def initialise(folder: Path, target: Any, seed: int) -> None:
     """Write an untrained head for a target with this configuration."""
     config = head_config(target)
     save(folder, config, random_tensors(config, seed, deviation=0.15))
 
 
-def save(folder: Path, config: Any, tensors: dict[str, Tensor]) -> None:
-    """Write config.json and model.safetensors (fp32)."""
-    write(folder, config, tensors, shapes(config))
-
-
-def load(folder: Path, target: CachedModel) -> EagleHead:
-    """Read a head's folder for this target. Raises DecodingError where it is no EAGLE head of it."""
-    return load_as(EagleHead, folder, target)
+load, save, random_tensors = EagleHead.load, EagleHead.save, EagleHead.random_tensors

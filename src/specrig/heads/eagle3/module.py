@@ -29,8 +29,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 
-from specrig.heads.checkpoint import Shapes, check_vocabulary, untrained, write
-from specrig.heads.draft_head import load_as
+from specrig.heads.checkpoint import Shapes, check_vocabulary
 from specrig.heads.eagle import module as eagle
 from specrig.heads.eagle.module import EagleHead
 from specrig.heads.eagle3 import choose_aux_layers
@@ -49,7 +48,7 @@ _VARIANTS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 class Eagle3Head(EagleHead):
     """The head with its cache, its LM head, and the target's embedding. Rows share one set of aux layers."""
 
-    title: ClassVar[str] = "EAGLE-3"
+    title: ClassVar[str] = "EAGLE-3 head"
 
     def _check(self, tensors: dict[str, Tensor], target: CachedModel) -> None:
         super()._check(tensors, target)
@@ -61,9 +60,16 @@ class Eagle3Head(EagleHead):
         if "d2t" in tensors:
             check_vocabulary(torch.arange(len(tensors["d2t"])) + tensors["d2t"], self.config.vocab_size, "d2t")
 
-    def tensor_shapes(self) -> Shapes:
-        """What its checkpoint must hold."""
-        return shapes(self.config)
+    @staticmethod
+    def shapes(config: Any) -> Shapes:
+        """See `Checkpoint`."""
+        D, V = config.hidden_size, getattr(config, "draft_vocab_size", None) or config.vocab_size
+        found: Shapes = {"fc.weight": (D, 3 * D)} | layer_shapes(config, "midlayer", 2 * D)
+        found |= {f"midlayer.{name}.weight": (D,) for name in ("input_layernorm", "hidden_norm")}
+        found |= {"norm.weight": (D,), "lm_head.weight": (V, D)}
+        for layer in (f"layers.{index}" for index in range(1, config.num_hidden_layers)):
+            found |= layer_shapes(config, layer, D) | {f"{layer}.input_layernorm.weight": (D,)}
+        return found | ({"d2t": (V,)} if config.vocab_size > V else {})
 
     def take_weights(self, weights: dict[str, Tensor]) -> None:
         """Build the layer from the checkpoint's tensors."""
@@ -126,36 +132,10 @@ def head_config(target: Any, draft_vocabulary: int | None = None) -> Any:
     return config
 
 
-def shapes(config: Any) -> Shapes:
-    """Tensor names of a checkpoint and their shapes."""
-    D, V = config.hidden_size, getattr(config, "draft_vocab_size", None) or config.vocab_size
-    found: Shapes = {"fc.weight": (D, 3 * D)} | layer_shapes(config, "midlayer", 2 * D)
-    found |= {f"midlayer.{name}.weight": (D,) for name in ("input_layernorm", "hidden_norm")}
-    found |= {"norm.weight": (D,), "lm_head.weight": (V, D)}
-    for layer in (f"layers.{index}" for index in range(1, config.num_hidden_layers)):
-        found |= layer_shapes(config, layer, D) | {f"{layer}.input_layernorm.weight": (D,)}
-    return found | ({"d2t": (V,)} if config.vocab_size > V else {})
-
-
-def random_tensors(config: Any, seed: int, deviation: float = 0.02) -> dict[str, Tensor]:
-    """Weights of an untrained head; a reduced vocabulary is the target's first tokens."""
-    tensors = untrained(shapes(config), seed, deviation)
-    if "d2t" in tensors:
-        tensors["d2t"] = torch.zeros(len(tensors["d2t"]), dtype=torch.int64)
-    return tensors
-
-
 def initialise(folder: Path, target: Any, seed: int) -> None:
     """Write an untrained head for a target with this configuration."""
     config = head_config(target)
     save(folder, config, random_tensors(config, seed, deviation=0.15))
 
 
-def save(folder: Path, config: Any, tensors: dict[str, Tensor]) -> None:
-    """Write config.json and model.safetensors (fp32)."""
-    write(folder, config, tensors, shapes(config))
-
-
-def load(folder: Path, target: CachedModel) -> Eagle3Head:
-    """Read a head's folder for this target. Raises DecodingError where it is no EAGLE-3 head of it."""
-    return load_as(Eagle3Head, folder, target)
+load, save, random_tensors = Eagle3Head.load, Eagle3Head.save, Eagle3Head.random_tensors

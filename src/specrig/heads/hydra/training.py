@@ -70,12 +70,5 @@ class HydraLearner(DepthLearner):
 
     def save(self, folder: Path) -> None:
         """See `Learner`."""
-        config = checkpoint.heads_config(
-            hidden=self.model.hidden,
-            vocabulary=self.model.vocabulary,
-            heads=len(self.heads),
-            drafted=None if self.vocabulary is None else len(self.vocabulary),
-            markov_rank=self.settings.markov_rank,
-            measured={"accuracy": self.ranks},
-        )
+        config = checkpoint.heads_config(**self.sizes(), measured={"accuracy": self.ranks})
         checkpoint.save(folder, config, self.tensors())

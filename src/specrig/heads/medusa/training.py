@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -53,6 +54,16 @@ class DepthLearner(Learner):
         """What belongs to no single head, under the checkpoint's names."""
         mapped = {} if self.vocabulary is None else {"token_map": self.vocabulary}
         return mapped | ({} if self.markov is None else self.markov.tensors())
+
+    def sizes(self) -> dict[str, Any]:
+        """What the checkpoint's configuration follows from."""
+        return {
+            "hidden": self.model.hidden,
+            "vocabulary": self.model.vocabulary,
+            "heads": len(self.heads),
+            "drafted": None if self.vocabulary is None else len(self.vocabulary),
+            "markov_rank": self.settings.markov_rank,
+        }
 
     @abstractmethod
     def inputs(self, head: int, states: Tensor, tokens: Tensor, at: Tensor) -> Tensor:
@@ -230,13 +241,6 @@ class MedusaLearner(DepthLearner):
 
     def save(self, folder: Path) -> None:
         """See `Learner`."""
-        config = checkpoint.heads_config(
-            hidden=self.model.hidden,
-            vocabulary=self.model.vocabulary,
-            heads=len(self.heads),
-            drafted=None if self.vocabulary is None else len(self.vocabulary),
-            shared=self.shared,
-            markov_rank=self.settings.markov_rank,
-            measured={"accuracy": self.ranks, "first": self.first},
-        )
+        measured = {"accuracy": self.ranks, "first": self.first}
+        config = checkpoint.heads_config(**self.sizes(), shared=self.shared, measured=measured)
         checkpoint.save(folder, config, self.tensors())

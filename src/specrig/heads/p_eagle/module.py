@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 
-from specrig.heads.checkpoint import Shapes, untrained, write
-from specrig.heads.draft_head import load_as
+from specrig.heads.checkpoint import Shapes, untrained
 from specrig.heads.eagle3 import module as eagle3
 from specrig.heads.eagle3.module import Eagle3Head
 from specrig.heads.layer import mask_token
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 class PEagleHead(Eagle3Head):
     """The head with its cache. B rows, D hidden width, Vd the head's vocabulary."""
 
-    title: ClassVar[str] = "P-EAGLE"
+    title: ClassVar[str] = "P-EAGLE head"
 
     def _check(self, tensors: dict[str, Tensor], target: CachedModel) -> None:
         if "mask_hidden" in tensors:  # some have [3D] or [1, 1, 3D]
@@ -47,9 +46,16 @@ class PEagleHead(Eagle3Head):
             raise DecodingError(f"ptd_token_id is {found}, not one of the {self.config.vocab_size} tokens")
         self.mask_id = int(found)
 
-    def tensor_shapes(self) -> Shapes:
-        """What its checkpoint must hold."""
-        return shapes(self.config)
+    @staticmethod
+    def shapes(config: Any) -> Shapes:
+        """See `Checkpoint`."""
+        return Eagle3Head.shapes(config) | {"mask_hidden": (1, 3 * config.hidden_size)}
+
+    @classmethod
+    def random_tensors(cls, config: Any, seed: int, deviation: float = 0.02) -> dict[str, Tensor]:
+        """See `DraftHead`; what stands for the target's states has their size."""
+        drawn = super().random_tensors(config, seed, deviation)
+        return drawn | untrained({"mask_hidden": cls.shapes(config)["mask_hidden"]}, seed, 1.0)
 
     def take_weights(self, weights: dict[str, Tensor]) -> None:
         """Build the layers and m from the checkpoint's tensors."""
@@ -85,29 +91,10 @@ def head_config(target: Any, draft_vocabulary: int | None = None, layers: int = 
     return config
 
 
-def shapes(config: Any) -> Shapes:
-    """Tensor names of a checkpoint and their shapes."""
-    return eagle3.shapes(config) | {"mask_hidden": (1, 3 * config.hidden_size)}
-
-
-def random_tensors(config: Any, seed: int, deviation: float = 0.02) -> dict[str, Tensor]:
-    """Weights of an untrained head; a reduced vocabulary is the target's first tokens."""
-    return eagle3.random_tensors(config, seed, deviation) | untrained(
-        {"mask_hidden": shapes(config)["mask_hidden"]}, seed, 1.0
-    )
-
-
 def initialise(folder: Path, target: Any, seed: int) -> None:
     """Write an untrained head for a target with this configuration."""
     config = head_config(target)
     save(folder, config, random_tensors(config, seed, deviation=0.15))
 
 
-def save(folder: Path, config: Any, tensors: dict[str, Tensor]) -> None:
-    """Write config.json and model.safetensors (fp32)."""
-    write(folder, config, tensors, shapes(config))
-
-
-def load(folder: Path, target: CachedModel) -> PEagleHead:
-    """Read a head's folder for this target. Raises DecodingError where it is no P-EAGLE head of it."""
-    return load_as(PEagleHead, folder, target)
+load, save, random_tensors = PEagleHead.load, PEagleHead.save, PEagleHead.random_tensors
