@@ -29,6 +29,8 @@ rule all:
         TRACKED,
         REPORT,
         PAPER,
+    message:
+        "The study is complete"
 
 
 onstart:

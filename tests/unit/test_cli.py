@@ -34,6 +34,8 @@ def test_methods_lists_the_registry(capsys: pytest.CaptureFixture[str], monkeypa
     output = capsys.readouterr().out
     for name in (*registry(), "native"):
         assert name in output
+    # One word in every row says less than one line below.
+    assert "All are lossless" in output and "lossless" not in output.splitlines()[0]
 
 
 def test_where_says_where_the_report_is(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:

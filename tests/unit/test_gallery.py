@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 import pytest
+from browser import CHROMIUM, Browser
 
 from specrig.cli import main
-from specrig.sharing.gallery import FIGURE, INDEX, PublishedPair, draw_figure, index_markdown, published_pairs
+from specrig.sharing.gallery import FIGURE, INDEX, PAGE, draw_figure, index_markdown
+from specrig.sharing.gallery_page import gallery_page
+from specrig.sharing.published_pairs import PublishedPair, published_pairs
 
 LARGEST = 200_000
 """Bytes that the picture may have."""
 
 
 def entry(rows: list[tuple[str, float, bool]]) -> PublishedPair:
-    """An entry with (method, speedup, fair) rows."""
+    """An entry with (method, speedup, sound) rows."""
     frame = pd.DataFrame(
         {
             "method": [method for method, _, _ in rows],
@@ -30,7 +35,7 @@ def entry(rows: list[tuple[str, float, bool]]) -> PublishedPair:
             "cross_fitted_ks": ["4, 4" for _ in rows],
         }
     )
-    reliable = pd.Series([kept for _, _, kept in rows])
+    sound = pd.Series([kept for _, _, kept in rows])
     return PublishedPair(
         "there",
         "report.html",
@@ -42,7 +47,7 @@ def entry(rows: list[tuple[str, float, bool]]) -> PublishedPair:
         ("0" * 40,),
         "2000-01-01",
         frame,
-        reliable,
+        sound,
     )
 
 
@@ -58,6 +63,7 @@ def test_the_index_in_the_repository_is_of_its_publications(
     folder = repository / "reports/published"
     assert {each.folder for each in published} == {path.parent.name for path in folder.glob("*/manifest.json")}
     assert (folder / INDEX).read_text() == index_markdown(published)
+    assert (folder / PAGE).read_text() == gallery_page(published)
     # Its bytes depend on matplotlib's version, so the picture is only compared with itself.
     drawn = [draw_figure(published, tmp_path / name) for name in ("one.svg", "other.svg")]
     assert drawn[0].read_bytes() == drawn[1].read_bytes()
@@ -74,6 +80,58 @@ def test_the_headline_is_the_fastest_method_without_fault() -> None:
     assert "[report](there/report.html)" in row
     none = index_markdown([entry([("medusa", 3.0, False)])])
     assert "none without a fault" in none
+
+
+def test_where_all_was_disturbed_the_headline_is_the_best_of_it_with_its_mark() -> None:
+    all_of_it = entry([("ngram", 1.2, True), ("medusa", 3.0, False), ("draft_model", 1.5, True)])
+    all_of_it.speedups["cross_fitted_disturbed"] = "code"
+    assert "| draft\\_model ‡, k = 4 | **1.50** [1.40, 1.60] | 2 |" in index_markdown([all_of_it])
+    all_of_it.speedups.loc[0, "cross_fitted_disturbed"] = ""
+    assert "| ngram, k = 4 | **1.20** [1.10, 1.30] | 2 |" in index_markdown([all_of_it])
+
+
+def test_each_row_of_the_page_leads_to_its_report(published: list[PublishedPair], repository: Path) -> None:
+    page = gallery_page(published)
+    links = set(re.findall(r'href="([^"]+)"', page))
+    assert links == {f"{each.folder}/{each.report}" for each in published}
+    assert all((repository / "reports/published" / link).is_file() for link in links)
+    assert "://" not in page  # nothing is fetched
+    # Without scripts: one row of each study, engine and pair.
+    assert len(re.findall("<tr[^>]* data-best>", page)) == sum(each.best is not None for each in published)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine (Debian: apt-get install chromium)")
+def test_the_page_filters_by_machine_model_engine_and_method(tmp_path: Path) -> None:
+    several = entry([("ngram", 1.2, True), ("draft_model", 1.5, True)])
+    other = replace(several, machine="another machine", engine="vllm", folder="elsewhere")
+    (tmp_path / PAGE).write_text(gallery_page([several, other]))
+    rows = """[...document.querySelectorAll("tbody tr")].filter((row) => row.getClientRects().length)
+        .map((row) => [...row.cells].map((cell) => cell.textContent.trim()))"""
+
+    def choose(name: str, value: str) -> str:
+        return (
+            f"document.forms[0].elements.{name}.value = {value!r};"
+            "document.forms[0].dispatchEvent(new Event('change', {bubbles: true}))"
+        )
+
+    with Browser(tmp_path / "profile") as browser:
+        for width in (1280, 390):
+            browser.open((tmp_path / PAGE).as_uri(), width)
+            assert [row[3] for row in browser.run(rows)] == ["draft_model, k = 4"] * 2
+            assert browser.run("document.documentElement.scrollWidth") <= width
+            browser.run(choose("method", "ngram"))
+            assert [(row[0], row[3]) for row in browser.run(rows)] == [
+                ("a machine", "ngram, k = 4"),
+                ("another machine", "ngram, k = 4"),
+            ]
+            browser.run(choose("engine", "vllm"))
+            assert [row[-1] for row in browser.run(rows)] == ["elsewhere"]
+            browser.run(choose("machine", "a machine"))
+            assert browser.run(rows) == []
+            assert browser.run("document.querySelector('[role=status]').textContent") == "No published study fits."
+        # The choice stands in the address.
+        browser.open(f"{(tmp_path / PAGE).as_uri()}#method=*&engine=vllm")
+        assert len(browser.run(rows)) == 2
 
 
 def test_a_study_of_one_method_is_no_picture_beside_one_of_several(tmp_path: Path) -> None:

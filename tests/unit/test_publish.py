@@ -132,7 +132,7 @@ def contents(folder: Path) -> dict[str, str]:
             gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         ).decode()
         for path in folder.rglob("*")
-        if path.is_file()
+        if path.is_file() and path.suffix != ".pdf"
     }
 
 
@@ -197,6 +197,7 @@ def test_nothing_of_the_machine_or_of_the_users_data_is_published(publication: P
 def test_files_are_small_and_the_report_finds_its_neighbours(publication: Path) -> None:
     assert publication.name == "synthetic-processor-demo"
     assert max(path.stat().st_size for path in publication.rglob("*") if path.is_file()) <= archive.LIMIT
+    assert (publication / "report.pdf").read_bytes().startswith(b"%PDF-")
     report = (publication / "report.html").read_text()
     links = [link for link in re.findall(r'(?:src|href)="([^"]+)"', report) if not link.startswith(("#", "data:"))]
     assert report.count("<svg") >= 5 and "tables/cells.csv" in links and "records/native/embedded/ngram/" in links

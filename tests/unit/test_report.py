@@ -362,6 +362,15 @@ def test_where_all_was_disturbed_the_best_is_advised_with_its_mark_and_of_the_sa
         assert (labels.DISTURBED_SIGN in method.text) == (task == "code") and not (task == "code" and method.bold)
 
 
+def test_where_no_k_could_be_chosen_a_method_stands_once_beside_the_best(tmp_path: Path) -> None:
+    found = read_study(write_study(tmp_path / "s", methods=("ngram", "draft_model"), ks=(2, 4), tasks=("code",)))
+    results = StudyResults(found)
+    cells = results.cells.assign(disturbed="the machine did other things", speedup_low=0.1, speedup_high=9.0)
+    [best] = advised(found, cells, results.optimal.iloc[:0]).to_dict("records")
+    other = {"ngram", "draft_model"} - {best["method"]}
+    assert best["rivals"] == [f"{name} {labels.DISTURBED_SIGN}" for name in other]
+
+
 def test_one_method_gets_no_figure_that_compares(tmp_path: Path) -> None:
     folder = write_study(tmp_path / "s", methods=("ngram",), ks=(2,), tasks=("code",), prompts=2, length=24)
     text = write_report(folder, tmp_path / "report.html").read_text()
@@ -391,6 +400,7 @@ def test_looping_outputs_are_called_out(study: Path) -> None:
 
 def test_a_number_keeps_its_unit_beside_it(page: tuple[str, Page]) -> None:
     assert unbroken("102 % of 5 MB/s, 3 ms, 4 msec, k %") == "102\u00a0% of 5\u00a0MB/s, 3\u00a0ms, 4 msec, k %"
+    assert unbroken("0.27 ‡") == "0.27\u00a0‡"
     assert "95\u00a0%" in page[0]
     assert "95 % interval" not in re.sub(r'aria-label="[^"]*"', "", page[0])
 

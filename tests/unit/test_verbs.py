@@ -17,8 +17,10 @@ import typer
 import yaml
 
 from specrig import cli
+from specrig.cli import doctor
 from specrig.cli.examples import EXAMPLES
 from specrig.planning.estimate import size_text, time_text
+from specrig.study.load import load_study, read_config
 
 
 def verbs() -> dict[str, object]:
@@ -154,6 +156,19 @@ def test_doctor_names_what_is_there_and_what_is_missing(
     output = " ".join(capsys.readouterr().out.split())
     assert "· engines transformers: gone → pip install 'x[y]'" in output
     assert "✗ disk 1 MB free" in output and "free some" in output
+
+
+def test_the_default_study_needs_no_hub_before_its_first_run(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its model comes out of a package and is converted by the run, its head lies in the repository."""
+    monkeypatch.chdir(repository)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    config = Path("configs/quick.yaml")
+    study = load_study(read_config(config) | {"results": str(tmp_path)}, [config])
+    found = doctor._hub(study)
+    assert found.good is None and "this study does not need it" in found.text
+    assert doctor._hub(load_study(Path("configs/hub.yaml"))).good is False
 
 
 FAKE = """

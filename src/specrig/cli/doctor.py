@@ -110,7 +110,8 @@ def _torch() -> Iterator[Check]:
 
     build = torch_build()
     kind = f"CUDA {build['cuda']}" if build["cuda"] else "CPU"
-    text = f"{build['version']}, {kind} build, {build['threads']} threads, {build['cpu_capability']}"
+    threads = f"{build['threads']} thread{'s' if build['threads'] != 1 else ''}"
+    text = f"{build['version']}, {kind} build, {threads}, {build['cpu_capability']}"
     without_gpu = NVIDIA_DRIVER.exists() and not build["cuda"]
     fix = "this machine has an NVIDIA driver: install a CUDA build of torch to use the GPU" if without_gpu else ""
     yield Check("torch", not without_gpu, text, fix)
@@ -194,7 +195,10 @@ def _engines(study: Study) -> Iterator[Check]:
 
 
 def _hub(study: Study) -> Check:
-    """Whether models and data sets can be fetched. Only a study that names some needs it."""
+    """Whether models and data sets can be fetched. Only a study that names some needs it.
+
+    A GGUF file's model folder, which a run makes, comes from no hub.
+    """
     import requests
     from huggingface_hub import constants, get_token
 
@@ -202,7 +206,8 @@ def _hub(study: Study) -> Check:
         not Path(model).exists()
         for pair in study.rows.pairs
         for part, model in study.paths.pair_files(pair, study.root).sources.items()
-        if study.rows.pairs[pair].trained_in(part) is None and study.rows.pairs[pair].weights == "pretrained"
+        for row in (study.rows.pairs[pair],)
+        if row.trained_in(part) is None and part not in row.gguf and row.weights == "pretrained"
     )
     token = "with a token" if get_token() else "no token (gated models need one: `hf auth login`)"
     extra = "" if find_spec("datasets") else "; data sets need `pip install 'specrig[data]'`"

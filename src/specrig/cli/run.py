@@ -5,16 +5,20 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from specrig.cli.arguments import DEFAULT, INTERRUPTED, load
+from specrig.terminal import console
 
 PROFILES = Path("profiles")
 FILE_OF_PROFILE = "profile.yaml"
+RUNNING_OPTIONS = {"--config", "--cores", "-c", "--jobs", "-j", "--forceall", "-F", "--forcerun", "-R"}
+"""Options of Snakemake that leave a run a run: beside others (`-n`, `--dag`) its own output is what is wanted."""
+Show = Callable[[Iterable[str]], None]
 
 
 def run(
@@ -33,7 +37,10 @@ def run(
         ),
     ] = None,
 ) -> None:
-    """Run a study: only what is missing or stale. The same command continues after an interruption."""
+    """Run a study: only what is missing or stale. The same command continues after an interruption.
+
+    On a terminal one bar shows the whole study.
+    """
     words = list(arguments or [])
     config = Path(words.pop(0)) if words and not words[0].startswith("-") else DEFAULT
     if not Path("Snakefile").is_file():
@@ -43,7 +50,8 @@ def run(
     read_config(config)  # names the line of a YAML error, which Snakemake would not
     chosen = [] if profile is None else ["--workflow-profile", str(_profile(profile))]
     # The config stands last: it takes every word behind it that is no option.
-    interrupted, code = _wait([sys.executable, "-m", "snakemake", *chosen, *words, "--configfile", str(config)])
+    command = [sys.executable, "-m", "snakemake", *chosen, *words, "--configfile", str(config)]
+    interrupted, code = _wait(command, _view(config, words))
     if code:
         # After an interruption Snakemake's process has printed its line (`dag.interruption`).
         raise SystemExit(INTERRUPTED) if interrupted else typer.Exit(code)
@@ -61,14 +69,36 @@ def _profile(name: str) -> Path:
     raise typer.BadParameter(f"no profile {name!r}; known profiles: {known}; or give a folder with a {FILE_OF_PROFILE}")
 
 
-def _wait(command: Sequence[str]) -> tuple[bool, int]:
-    """Run a command; returns whether Ctrl-C came meanwhile, and its exit code. The command stops its jobs itself."""
-    process, interruptions = subprocess.Popen(command), list[int]()
+def _view(config: Path, words: Sequence[str]) -> Show | None:
+    """Shows the lines of a run on a terminal; None where Snakemake's own output is to be seen."""
+    if not sys.stderr.isatty() or {word for word in words if word.startswith("-")} - RUNNING_OPTIONS:
+        return None
+    from specrig.cli.run_view import RunState, expected_seconds, show_run
+    from specrig.study.problems import StudyError
+
+    try:
+        expected = expected_seconds(load(config))
+    except StudyError:  # Snakemake says it, and knows what --config changes
+        return None
+    return lambda lines: show_run(lines, RunState(expected), console(stderr=True))
+
+
+def _wait(command: Sequence[str], show: Show | None) -> tuple[bool, int]:
+    """Run a command; returns whether Ctrl-C came meanwhile, and its exit code. The command stops its jobs itself.
+
+    show: takes the lines of its standard error; None: they go where ours go.
+    """
+    process, interruptions = (
+        subprocess.Popen(command, stderr=subprocess.PIPE if show else None, text=True, errors="replace"),
+        list[int](),
+    )
     before = (
         signal.signal(signal.SIGINT, lambda number, _: interruptions.append(number)),
         signal.signal(signal.SIGTERM, lambda *_: process.terminate()),
     )
     try:
+        if show and process.stderr:
+            show(process.stderr)
         code = process.wait()
         return bool(interruptions), code
     finally:

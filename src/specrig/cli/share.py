@@ -64,7 +64,7 @@ def verify(
 
 
 def gallery(folder: Annotated[Path, typer.Argument(help="Folder of publications")] = Path("reports/published")) -> None:
-    """Write the index of published studies: README.md, and headline.svg with the speedups of each."""
+    """Write the index of published studies: README.md, headline.svg with the speedups, index.html to filter them."""
     from specrig.sharing.gallery import write_gallery
 
     for path in write_gallery(folder):

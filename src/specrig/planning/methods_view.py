@@ -21,9 +21,16 @@ def show_methods(console: Console, name: str | None = None) -> None:
     if name is not None:
         _show_method(console, name)
         return
-    rows = [(each, ", ".join(method.needs), _lossless(method), method.summary) for each, method in methods().items()]
-    columns = [Column("method"), Column("needs"), Column("lossless"), Column("what it is", cut=True)]
+    all_lossless = all(_lossless(method) == "yes" for method in methods().values())
+    columns = [Column("method"), Column("needs"), Column("what it is", cut=True)]
+    rows = [[each, ", ".join(method.needs), method.summary] for each, method in methods().items()]
+    if not all_lossless:  # else a column of one word would take the room of the summaries
+        columns.insert(2, Column("lossless"))
+        for row, method in zip(rows, methods().values(), strict=True):
+            row.insert(2, _lossless(method))
     print_table(console, columns, rows)
+    if all_lossless:
+        console.print("All are lossless as long as no option says otherwise.")
     console.print()
     states = []
     for each, engine in engines().items():

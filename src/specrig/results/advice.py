@@ -44,7 +44,8 @@ def advised(study: StudyData, cells: pd.DataFrame, optimal: pd.DataFrame) -> pd.
         if not candidates:
             continue  # the cells at their best k are those that may not be advised
         best, *others = sorted(candidates, key=lambda row: -row["value"])
-        rivals = [_name(row) for row in others if not row["high"] < best["low"]]
+        near = dict.fromkeys(_name(row) for row in others if not row["high"] < best["low"])
+        rivals = [name for name in near if name != _name(best)]
         memory = best["peak_memory_mb"] - (plain[row_identity(best)] or np.nan)
         rows.append(best | {"rivals": rivals, "beyond_mb": memory})
     return pd.DataFrame(rows, columns=[*cells.columns, "value", "low", "high", "rivals", "beyond_mb"])

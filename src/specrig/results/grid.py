@@ -103,11 +103,11 @@ def percent(value: float | None, digits: int = 0) -> str:
     return "–" if value is None or not math.isfinite(value) else f"{100 * value:.{digits}f} %"
 
 
-_UNITS = re.compile(r"(?<=\d) (?=(?:%|[kMGT]?i?B(?:/s)?|[mμ]?s|tokens/s|GHz|MHz)(?![\w/]))")
+_UNITS = re.compile(r"(?<=\d) (?=(?:%|[kMGT]?i?B(?:/s)?|[mμ]?s|tokens/s|GHz|MHz)(?![\w/])|[†‡])")
 
 
 def unbroken(text: str) -> str:
-    """`text` for a page that breaks lines: a number keeps its unit beside it."""
+    """`text` for a page that breaks lines: a number keeps its unit and its mark beside it."""
     return _UNITS.sub("\u00a0", text)
 
 

@@ -99,7 +99,7 @@ def machine(environment: dict[str, Any]) -> str:
     parts = [
         device(environment),
         f"{cores} logical cores" if cores else None,
-        f"{threads} threads" if threads else None,
+        f"{threads} thread{'s' if threads != 1 else ''}" if threads else None,
         f"torch {version}" if version else None,
     ]
     return ", ".join(str(part) for part in parts if part)

@@ -1,11 +1,9 @@
-"""`specrig gallery`: the index of published studies, with a figure of their speedups. Computed from the records."""
+"""`specrig gallery`: the index of published studies, with a figure of their speedups, and the page to filter them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import matplotlib as mpl
 
@@ -13,7 +11,6 @@ mpl.use("Agg")
 
 import matplotlib.pyplot as plt
 import numpy as np
-import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 
@@ -23,57 +20,28 @@ from specrig.reporting.figures.panels import SCREEN, make_panels, note_below, ro
 from specrig.reporting.figures.ranking import TIMES
 from specrig.reporting.figures.style import INK, method_colour, rc
 from specrig.results.grid import Grid, GridEntry, interval, markdown, number
-from specrig.results.labels import BASELINES, DISTURBED_NOTE, DISTURBED_SIGN, LOSSY_NOTE, method_name
-from specrig.results.study_data import StudyData, read_study
-from specrig.results.study_results import StudyResults
-from specrig.results.summary import CROSS_FITTED, base_setting, disturbed_in
-from specrig.sharing.manifest import FILE, PublicationError, read_manifest
-from specrig.sharing.publish import hardware, unpacked
+from specrig.results.labels import DISTURBED_NOTE, DISTURBED_SIGN, LOSSY_NOTE
+from specrig.results.summary import CROSS_FITTED, disturbed_in
+from specrig.sharing.gallery_page import gallery_page
+from specrig.sharing.published_pairs import PublishedPair, published_pairs
 
-INDEX, FIGURE = "README.md", "headline.svg"
+INDEX, FIGURE, PAGE = "README.md", "headline.svg", "index.html"
 """The files that `write_gallery` writes."""
 LEAST = 2
 """A pair with fewer methods is left out of the figure, unless there are no others."""
 COLUMNS = 2
 
 
-@dataclass(frozen=True, slots=True)
-class PublishedPair:
-    """What one published study found on one pair in one engine.
-
-    speedups: the rows of `summary.speedup_summary` at the lowest temperature and smallest batch, without the baselines.
-    reliable: for each of them, whether it is lossless, passed the audit and was not disturbed. report: the report's
-    file, compressed where it is large.
-    """
-
-    folder: str
-    report: str
-    machine: str
-    engine: str
-    pair: str
-    dtype: str
-    cells: int
-    commits: tuple[str, ...]
-    date: str
-    speedups: pd.DataFrame
-    reliable: pd.Series
-
-    @property
-    def best(self) -> dict[str, Any] | None:
-        """The row of the fastest reliable method; None where there is none."""
-        known = self.speedups[self.reliable].dropna(subset=[CROSS_FITTED])
-        return row_dicts(known.sort_values(CROSS_FITTED))[-1] if len(known) else None
-
-
 def write_gallery(folder: Path) -> list[Path]:
-    """Write `README.md` and `headline.svg` into `folder`, a folder of publications; returns both paths.
+    """Write `README.md`, `headline.svg` and `index.html` into `folder`, a folder of publications; returns their paths.
 
     The same publications give the same bytes. Raises PublicationError where there is no publication, or a broken one.
     """
     found = published_pairs(folder)
     index = folder / INDEX
     write_atomically(index, index_markdown(found))
-    return [index, draw_figure(found, folder / FIGURE)]
+    write_atomically(folder / PAGE, gallery_page(found))
+    return [index, draw_figure(found, folder / FIGURE), folder / PAGE]
 
 
 def draw_figure(pairs: Sequence[PublishedPair], path: Path) -> Path:
@@ -129,20 +97,12 @@ def draw_figure(pairs: Sequence[PublishedPair], path: Path) -> Path:
     return temporary.replace(path)
 
 
-def published_pairs(folder: Path) -> list[PublishedPair]:
-    """What every publication in `folder` found, in the order of their names."""
-    publications = sorted(path.parent for path in folder.glob(f"*/{FILE}"))
-    if not publications:
-        raise PublicationError(f"{folder} holds no published study: `specrig publish CONFIG` makes one")
-    return [each for publication in publications for each in _published_pairs(publication)]
-
-
 def index_markdown(found: Sequence[PublishedPair]) -> str:
     """The index in Markdown, which GitHub shows below the folder."""
     rows = [
         [
             GridEntry(each.machine),
-            GridEntry(f"{each.pair} ({each.dtype})" if each.dtype else each.pair),
+            GridEntry(each.model),
             GridEntry(each.engine),
             *_headline(each),
             GridEntry(str(each.cells)),
@@ -157,44 +117,13 @@ def index_markdown(found: Sequence[PublishedPair]) -> str:
         f"![Speedup by method, with 95 % intervals, of every published study]({FIGURE})\n\n"
         "Speedup over plain decoding of the fastest lossless method of each pair: geometric mean over tasks with its "
         "95 % interval, at the lowest temperature and the smallest batch, each half of the prompts at the k that the "
-        "other half chose. Methods that failed the audit and disturbed measurements do not count. `specrig verify "
-        "FOLDER` computes a study's tables again from its records, `specrig compare FOLDER FOLDER` compares two of "
-        "them, and `specrig gallery` writes this page."
+        "other half chose. Methods that failed the audit do not count; disturbed measurements (‡) only where there are "
+        "no others. `specrig verify FOLDER` computes a study's tables again from its records, `specrig compare FOLDER "
+        "FOLDER` compares two of them, and `specrig gallery` writes this page, and beside it index.html, which shows "
+        "all methods and filters them in a browser."
     )
     header = ["machine", "pair", "engine", "fastest", "speedup", "tasks", "cells", "code", "measured", "study"]
     return markdown(Grid(header, rows, labels=4, trailing=3, caption=caption))
-
-
-def _published_pairs(publication: Path) -> Iterator[PublishedPair]:
-    manifest = read_manifest(publication)
-    with unpacked(publication) as unpacked_folder:
-        study = read_study(unpacked_folder)
-        results = StudyResults(study)
-        machine = ", ".join(hardware(study, generations=True))
-        for (engine, pair), rows in results.speedups.groupby(["engine", "pair"], sort=False):
-            drafting = base_setting(rows[~rows["method"].isin(list(BASELINES))])
-            reliable = (
-                drafting["lossless"].astype(bool)
-                & ~drafting["failed"].astype(bool)
-                & ~disturbed_in(drafting, CROSS_FITTED)
-            )
-            cells = int(((results.cells["engine"] == engine) & (results.cells["pair"] == pair)).sum())
-            yield PublishedPair(
-                publication.name,
-                next(name for name in sorted(manifest.files) if name.startswith("report.html")),
-                machine,
-                str(engine),
-                str(pair),
-                _dtype(study, str(engine), str(pair)),
-                cells,
-                tuple(manifest.measured_with),
-                min(
-                    (str(job.environment["captured"])[:10] for job in study.jobs if job.environment.get("captured")),
-                    default="–",
-                ),
-                drafting,
-                reliable,
-            )
 
 
 def _headline(each: PublishedPair) -> list[GridEntry]:
@@ -202,24 +131,16 @@ def _headline(each: PublishedPair) -> list[GridEntry]:
     best = each.best
     if best is None:
         return [GridEntry("none without a fault"), GridEntry("–"), GridEntry("–")]
-    ks = ", ".join(dict.fromkeys(str(best[f"{CROSS_FITTED}_ks"] or best["k"]).split(", ")))
-    name = f"{method_name(best['method'], variant=best['variant'])}, k = {ks}"
     spread = (
         interval(best[f"{CROSS_FITTED}_low"], best[f"{CROSS_FITTED}_high"])
         if np.isfinite(best[f"{CROSS_FITTED}_low"])
         else ""
     )
-    return [GridEntry(name), GridEntry(number(best[CROSS_FITTED]), spread, bold=True), GridEntry(str(best["tasks"]))]
-
-
-def _dtype(study: StudyData, engine: str, pair: str) -> str:
-    """The precisions of the target's weights as the jobs recorded them."""
-    found = [
-        ((job.environment.get("models") or {}).get("target") or {}).get("precision")
-        for job in study.jobs
-        if (job.engine, job.pair) == (engine, pair)
+    return [
+        GridEntry(each.label(best)),
+        GridEntry(number(best[CROSS_FITTED]), spread, bold=True),
+        GridEntry(str(best["tasks"])),
     ]
-    return ", ".join(dict.fromkeys(str(each) for each in found if each))
 
 
 def _bars(ax: Axes, pair: PublishedPair) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from specrig.measurement.records import replicate_folder, write_atomically
 from specrig.reporting.documents.attachments import Beside
 from specrig.reporting.documents.html import write_report
+from specrig.reporting.documents.printed import write_printed
 from specrig.reporting.figures.drawings import write_figures
 from specrig.reporting.outline import tables
 from specrig.reporting.tables.files import write_tables
@@ -30,6 +31,8 @@ from specrig.study.study import Study
 
 TABLES = (*tables(), "quality")
 """The tables of a publication. All are computed from its own records and scores."""
+PRINTED = "report.pdf"
+"""The report to print, for readers: of a publication only its hash is verified."""
 
 
 def publish(study: Study, name: str | None, to: Path) -> tuple[Path, list[str]]:
@@ -99,6 +102,10 @@ def _replacing(target: Path) -> Iterator[Path]:
 def _finish(folder: Path, left_out: list[str], paths: list[str], names: list[str]) -> None:
     """Render the packed study, check it for traces of this machine, and write the manifest."""
     render(folder)
+    with unpacked(folder) as results:
+        printed = write_printed(results, folder / PRINTED)
+    if printed.stat().st_size > LIMIT:  # a forge would not show it
+        printed.unlink()
     _divide(folder)
     check_no_traces(folder, paths, names)
     with unpacked(folder) as results:

@@ -14,6 +14,14 @@ from specrig.results.study_data import read_study
 from specrig.results.study_results import StudyResults
 
 
+def write_printed(study_dir: Path, out: Path) -> Path:
+    """Write the report of `results/<study>` as PDF to the file `out`, and return it."""
+    results = StudyResults(read_study(study_dir))
+    with tempfile.TemporaryDirectory() as scratch:
+        figures = draw_for_paper(results, Path(scratch))
+        return write_pdf(contents(results, "print", figures), figures, Path(scratch), out)
+
+
 def write_for_paper(study_dir: Path, out: Path) -> list[Path]:
     """Write report.pdf and paper/ of `results/<study>` into the folder `out`; returns the two paths.
 

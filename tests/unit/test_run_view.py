@@ -1,0 +1,126 @@
+"""A run on a terminal: one bar for the whole study with the time left, what runs now, and nothing of Snakemake's own."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from specrig.cli import run
+from specrig.cli.run_view import RunState, expected_seconds, show_run
+from specrig.study.load import load_study
+
+HEAD = """\
+Using workflow specific profile profiles/default for setting default command line arguments.
+Building DAG of jobs...
+Provided cores: 2
+Job stats:
+job            count
+-----------  -------
+audit_exact        1
+measure            2
+report             1
+all                1
+total              5
+
+Select jobs to execute...
+Execute 1 jobs...
+
+[Tue Nov 24 21:35:33 2026]
+Job 8: Testing the samples of ngram in native against an exact distribution
+""".splitlines()
+MEASURING = """\
+[Tue Nov 24 21:36:40 2026]
+Finished jobid: 8 (Rule: audit_exact)
+1 of 5 steps (20%) done
+Job 2: Measuring draft_model ngram on embedded with native, replicate 0
+""".splitlines()
+EXPECTED = {"audit_exact": 20.0, "measure": 100.0, "report": 10.0, "all": 0.0}
+
+
+class Clock:
+    """A clock that is set by hand."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def state(clock: Clock) -> RunState:
+    return RunState(EXPECTED, clock=clock)
+
+
+def said(state: RunState, lines: list[str]) -> list[str]:
+    return [text for line in lines if (text := state.read(line)) is not None]
+
+
+def test_the_bar_is_of_the_whole_study(state: RunState, clock: Clock) -> None:
+    assert said(state, HEAD) == []
+    assert (state.total_s, state.done_s) == (230.0, 0.0)
+    assert state.left_s == 230
+    clock.now = 40.0  # twice what was expected
+    assert said(state, MEASURING) == ["  0:40  Testing the samples of ngram in native against an exact distribution"]
+    assert state.done_s == 20
+    assert state.left_s == pytest.approx(210 * (40 + 60) / (20 + 60))
+    assert said(state, ["native/embedded 3/4 translation T=0 b=1"]) == []
+    assert state.done_s == 95
+    (job,) = state.running.values()
+    assert (job.share, job.said) == (0.75, "3/4 translation T=0 b=1")
+    said(state, ["Finished jobid: 2 (Rule: measure)"])
+    assert state.done_s == 120
+
+
+def test_what_jobs_say_and_errors_are_kept(state: RunState) -> None:
+    kept = [
+        "warning: The machine was busy with other work throughout",
+        "Error in rule measure:",
+        "    jobid: 2",
+        "At temperature 0 12 of 12 outputs (100 %) are plain decoding's token by token.",
+    ]
+    assert said(state, [*HEAD, *MEASURING, *kept])[1:] == kept
+
+
+def test_at_80_columns_no_line_is_broken(state: RunState) -> None:
+    out, state.started = io.StringIO(), -95.0
+    console = Console(file=out, force_terminal=True, width=80, color_system=None, emoji=False)
+    show_run([f"{line}\n" for line in [*HEAD, *MEASURING, "native/embedded 3/4 translation T=0 b=1"]], state, console)
+    shown = out.getvalue()
+    assert "Measuring draft_model ngram on embedded with native, replicate 0" in shown
+    assert "3/4 translation" in shown
+    assert "41%" in shown
+    assert "about 2 minutes left" in shown
+    assert "Provided cores" not in shown
+
+
+def test_measuring_and_training_weigh_as_planned(repository: Path) -> None:
+    quick, embedded = (
+        expected_seconds(load_study(repository / f"configs/{name}.yaml")) for name in ("quick", "embedded")
+    )
+    assert quick["measure"] > 5 * quick["audit_exact"]
+    assert embedded["train"] > quick["train"]
+
+
+@pytest.mark.parametrize(
+    ("terminal", "words", "shown"),
+    [
+        (True, [], True),
+        (True, ["--config", "prompts=4"], True),
+        (True, ["-n"], False),
+        (False, [], False),
+    ],
+)
+def test_the_bar_is_for_runs_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, repository: Path, *, terminal: bool, words: list[str], shown: bool
+) -> None:
+    monkeypatch.setattr(run.sys, "stderr", type("Stream", (), {"isatty": lambda self: terminal})())
+    monkeypatch.chdir(repository)
+    assert (run._view(repository / "configs/test.yaml", words) is not None) == shown
