@@ -29,6 +29,7 @@ rule tables:
     params:
         study=STUDY_FILE,
         price=STUDY.price_per_hour,
+        goodput=dag.goodput(),
         code=lambda _: stage_digest("tables") + dag.remade("tables/*"),
     message:
         "Compiling the tables"

@@ -157,7 +157,7 @@ class StudyResults:
     def traffic(self) -> DataTable:
         """Servers under load."""
         limits = Limits.model_validate((self.study.config.get("traffic") or {}).get("goodput") or {})
-        frame = traffic_table(self.study.turns, limits)
+        frame = traffic_table(self.study.under_load[0].values(), limits, self.study.config.get("price_per_hour"))
         formatted, paper = (traffic_grid(frame, self.name, short=short) for short in (False, True))
         return DataTable(frame, formatted, paper)
 
@@ -230,7 +230,7 @@ class StudyResults:
     def failed(self) -> Grid | None:
         """The cells that failed."""
         rows = [[job.name, slug, why] for job in self.study.jobs for slug, why in job.failed.items()]
-        rows += [["under load", name, why] for name, why in self.study.failed_points.items()]
+        rows += [["under load", name, why] for name, why in self.study.under_load[1].items()]
         return _reasons(rows, "Cells that failed, and are missing from the tables.", f"tab:{self.name}-failed")
 
     @cached_property
@@ -308,7 +308,7 @@ class StudyResults:
     @cached_property
     def warnings(self) -> list[str]:
         """What a reader must know before trusting a figure."""
-        failed = sum(len(job.failed) for job in self.study.jobs) + len(self.study.failed_points)
+        failed = sum(len(job.failed) for job in self.study.jobs) + len(self.study.under_load[1])
         lost = (
             f"{failed} cell{'s' if failed > 1 else ''} failed and {'are' if failed > 1 else 'is'} missing from the "
             "tables."
