@@ -69,6 +69,7 @@ rule figures:
         loaded=UNDER_LOAD,
         audits=AUDITS,
         cells=f"{ROOT}/tables/cells.csv",
+        quality=f"{ROOT}/tables/quality.csv",
         curves=CURVES,
     output:
         shown=[

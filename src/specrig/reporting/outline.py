@@ -354,7 +354,19 @@ OUTLINE = (
         condition=lambda results: len(results.judged),
     ),
     Section("outputs", "Sample outputs", (Block("samples"),), condition=lambda results: len(results.cells)),
-    Section("quality", "Quality of the outputs", (Table("quality", lambda results: results.quality),)),
+    Section(
+        "quality",
+        "Quality of the outputs",
+        (
+            Figure(
+                "loss",
+                "What a method's outputs score above or below plain decoding's on the same prompts, all its k together, against its "
+                "speedup at the best k. Bars are 95 % intervals. Lossy methods are hollow: below the line they pay for speed with quality.",
+                "Scores of the outputs, less plain decoding's, against the speedup.",
+            ),
+            Table("quality", lambda results: results.quality),
+        ),
+    ),
     Section(
         "simulated",
         "Simulated acceptance",
