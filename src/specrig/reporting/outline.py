@@ -271,14 +271,14 @@ OUTLINE = (
             ),
             Figure(
                 "break_even",
-                "Tokens that a round must emit to be as fast as plain decoding (solid) and half as fast again (dashed), against k; marks: "
-                "tokens that it emitted on each task. Methods with several k.",
-                "Tokens that a round must emit to pay off, against k, beside those that it emitted on each task.",
+                "Tokens that a round must emit to be as fast as plain decoding (solid) and half as fast again (dashed), against k, context or "
+                "batch size; marks: tokens that it emitted on each task. Methods with several of these.",
+                "Tokens that a round must emit to pay off, against k, context or batch size, beside those that it emitted on each task.",
             ),
             Table(
                 "break_even",
                 lambda results: results.break_even,
-                "The measured cost of a round, and the acceptance that it takes to pay off, by method, k and batch size.",
+                "The measured cost of a round, and the acceptance that it takes to pay off, by method, k, batch size and context.",
                 fold="acceptance needed, by method and k",
             ),
         ),

@@ -83,6 +83,8 @@ def drawings(results: StudyResults) -> Iterator[Drawing]:
             continue  # there is nothing to compare it with: tables say it all
         for name, draw in _of_setting(study.tasks, measured[key], chosen).items():
             yield Drawing(name, setting, draw)
+        coldest = frame[frame["temperature"] == frame["temperature"].min()]
+        yield Drawing("break_even", setting, partial(break_even_figure, coldest, study.tasks))
     # Batch sizes are what it compares, so it sees the cells of all of them.
     first = next(iter(settings.values()))
     tasks = [task for task in study.tasks if task in set(first["task"])]
@@ -163,7 +165,6 @@ def _of_setting(
         "ranking": lambda sheet: ranking.ranking(summary, tasks, sheet),
         "rounds": lambda sheet: ranking.rounds(best, sheet),
         "predicted": lambda sheet: plots.predicted(best, tasks, sheet),
-        "break_even": lambda sheet: break_even_figure(cells, tasks, sheet),
         "emitted_lengths": lambda sheet: curves.emitted_lengths(_lengths(measured, best), tasks, sheet),
     }
 
