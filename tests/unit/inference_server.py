@@ -118,6 +118,9 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
+        for _ in range(body.get("comments", 0)):
+            self.chunk(b": still at it\n\n")
+            time.sleep(0.1)
         for number, event in enumerate(events):
             if number == body.get("die_after"):
                 self.close_connection = True

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from synthetic import DRAFT_PASS_S, LOOP_S, TARGET_PASS_S, WIDTH_COST, cell_records, write_study
 
@@ -16,6 +17,8 @@ from specrig.cell import Cell
 from specrig.models.facts.devices import find_device
 from specrig.planning.advice import size_of
 from specrig.planning.break_even import predicted_needs
+from specrig.reporting.figures.break_even_figure import break_even_figure
+from specrig.reporting.figures.panels import SCREEN
 from specrig.results.study_data import read_study
 from specrig.results.study_results import StudyResults
 
@@ -47,6 +50,29 @@ def test_alpha_is_stated_for_full_chains_only_and_not_where_none_is_enough() -> 
     assert table.loc["ngram", "tasks"] == 2 and np.isnan(table.loc["ngram", "alpha_for_1"])
     assert table.loc["ngram", "tokens_for_1"] > 1
     assert table.loc["draft_model", "tokens_for_1"] > 2 and np.isnan(table.loc["draft_model", "alpha_for_1"])
+
+
+def test_contexts_have_rows_and_curves_of_their_own(tmp_path: Path) -> None:
+    folder = write_study(
+        tmp_path / "study", methods=("draft_model",), ks=(4,), tasks=("code@256", "code@1024", "chat@256")
+    )
+    results = StudyResults(read_study(folder))
+    frame = results.break_even.frame
+    assert frame.set_index("context")["tasks"].to_dict() == {256: 2, 1024: 1}
+    grid = results.break_even.formatted
+    assert grid.header[2] == "context" and {row[2].text for row in grid.rows} == {"256", "1024"}
+    figure = break_even_figure(results.cells, results.study.tasks, SCREEN)
+    (panel,) = figure.axes
+    assert panel.get_xlabel() == "context (tokens)"
+    assert [list(line.get_xdata()) for line in panel.lines] == [[256, 1024], [256, 1024], [256, 1024], [256]]
+
+
+def test_batch_sizes_have_a_curve(tmp_path: Path) -> None:
+    folder = write_study(tmp_path / "study", methods=("draft_model",), ks=(4,), tasks=("code",))
+    cells = StudyResults(read_study(folder)).cells
+    figure = break_even_figure(pd.concat([cells, cells.assign(batch_size=8)]), ["code"], SCREEN)
+    (panel,) = figure.axes
+    assert panel.get_xlabel() == "batch size" and list(panel.lines[0].get_xdata()) == [1, 8]
 
 
 def test_a_study_has_the_table_and_advice_reads_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

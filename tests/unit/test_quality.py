@@ -6,11 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from synthetic import write_study
 
-from specrig.analysis.quality import quality_table, scores
+from specrig.analysis.quality import KEYS, Score, quality_table, scores
 from specrig.cell import Cell
 from specrig.measurement.records import Record, Rounds, Run
+from specrig.reporting.figures.loss import speed_against_loss
+from specrig.reporting.figures.panels import SCREEN, NothingError
+from specrig.reporting.tables.quality import write_quality_table
 from specrig.results.quality_table import quality_grid
+from specrig.results.study_data import read_study
+from specrig.results.study_results import StudyResults
 from specrig.tasks import Prompt
 from specrig.tasks.scorers import Output, Scorer, registry
 from specrig.tasks.scorers.pass_at_1 import passes, program
@@ -149,3 +155,32 @@ def test_scoring_is_off_by_default(workplace: Path) -> None:
     from specrig.study.load import load_study
 
     assert load_study(Path("configs/embedded.yaml")).run_generated_code is False
+
+
+def test_what_a_method_loses_stands_against_what_it_gains(tmp_path: Path) -> None:
+    folder = write_study(tmp_path / "study", methods=("draft_model", "medusa"), ks=(2, 4), tasks=("code",))
+    results = StudyResults(read_study(folder))
+    with pytest.raises(NothingError, match="no output of this study was scored"):
+        speed_against_loss(results.losses, results.study.tasks, SCREEN)
+    found = [
+        Score(
+            **{key: getattr(record.cell, key) for key in [*KEYS, "k"]},
+            scorer="distinct_2",
+            prompt_id=record.prompt_id,
+            identical=False,
+            lossless=record.cell.method != "medusa",
+            usable=True,
+            statistics=(int(record.prompt_id[-1]) % 3, 4) if record.cell.method == "medusa" else (4, 4),
+            baseline_statistics=(4, 4),
+        )
+        for record in results.study.records
+    ]
+    write_quality_table(found, "study", folder / "tables")
+    results = StudyResults(read_study(folder))
+    losses = results.losses.set_index("method")
+    assert losses.loc["draft_model", "difference"] == 0 > losses.loc["medusa", "difference_high"]
+    best = results.best.set_index("method")
+    assert (losses["speedup"] == best.loc[losses.index, "speedup"]).all() and (losses["k"] > 0).all()
+    (panel,) = speed_against_loss(results.losses, results.study.tasks, SCREEN).axes
+    assert panel.get_ylabel() == "distinct_2: score above plain decoding's"
+    assert len(panel.containers) == 2

@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from itertools import product
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -25,20 +29,23 @@ from specrig.audit.identity import UNDER_LOAD
 from specrig.audit.run import audit_records
 from specrig.audit.toy_pair import build
 from specrig.cell import Cell
+from specrig.dag.rules import Rules
+from specrig.engines.http.client import Client, Completion, TimedOutError
 from specrig.engines.llamacpp import LlamaCpp
 from specrig.engines.native import Native
 from specrig.engines.vllm_server import VllmServer
 from specrig.measurement.records import Counts, RecordError, study_records
 from specrig.measurement.runner import measure
 from specrig.measurement.traffic.ladder import measure_traffic
+from specrig.measurement.traffic.loops import Requests, closed_loop, open_loop
 from specrig.measurement.traffic.records import Request, Turn, damaged_points, read_turns, study_turns
 from specrig.models.pair import PairFiles
 from specrig.reporting.documents.html import write_report
 from specrig.reporting.figures.drawings import write_figures
 from specrig.reporting.tables.files import write_tables
 from specrig.results.study_data import read_study
-from specrig.results.traffic_table import crossover_sentences
-from specrig.sharing.archive import pack, unpack
+from specrig.results.traffic_table import crossover_sentences, traffic_grid
+from specrig.sharing.archive import pack, published_points, unpack
 from specrig.sharing.checks.audit import audit_differences
 from specrig.study.load import load_study
 from specrig.study.problems import StudyError
@@ -155,6 +162,75 @@ def test_a_server_that_answers_nothing_fails_the_point_soon(make_study: MakeStud
     assert time.monotonic() - began < 30
 
 
+def test_a_load_without_any_answer_fails_however_few_its_requests(make_study: MakeStudy, urls: dict[str, str]) -> None:
+    servers = named(urls, stall_every=1, stall_s=2.0)
+    traffic = {"concurrency": [1], "requests": 2, "warmup": 0, "turns": 1, "timeout_s": 0.4}
+    study = make_study(traffic, servers=servers)
+    measure_traffic(study, "server", "p", "ngram")
+    assert "0 answers to 3 requests" in index_of(study)["failed"]["t-k4-t0-b1-c1"]
+
+
+def test_comments_that_keep_a_connection_open_are_no_answer(urls: dict[str, str]) -> None:
+    client = Client(urls["ngram"], limit_s=0.5)
+    body = {"prompt": [1, 5, 9], "max_tokens": 4, "temperature": 0, "comments": 40}
+    began = time.monotonic()
+    with pytest.raises(TimedOutError, match=r"not done after 0\.5 s, with 0 events"):
+        list(client.stream("/v1/completions", body))
+    assert time.monotonic() - began < 2
+
+
+def test_a_server_that_accepts_no_connection_is_a_time_out() -> None:
+    with socket.socket() as full, ExitStack() as opened:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        for _ in range(8):  # more than wait to be accepted
+            waiting = opened.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(full.getsockname())
+        client = Client("http://127.0.0.1:{1}".format(*full.getsockname()), limit_s=0.5)
+        with pytest.raises(TimedOutError, match="accepted no connection in time"):
+            list(client.stream("/v1/completions", {}))
+
+
+def test_an_error_of_one_request_ends_the_turn() -> None:
+    sent: list[int] = []
+
+    def send(number: int) -> Completion:
+        sent.append(number)
+        if number == 3:
+            raise ZeroDivisionError
+        time.sleep(0.01)
+        return Completion([1], [(0.01, 1)])
+
+    for loop in (lambda requests: closed_loop(requests, 2), lambda requests: open_loop(requests, 200.0, 1.0, 0)):
+        sent.clear()
+        with pytest.raises(ZeroDivisionError):
+            loop(Requests(send, ["0"], warmup=0, counted=300, at_once=2))
+        assert len(sent) < 50
+
+
+def test_a_load_whose_file_was_changed_is_measured_again(make_study: MakeStudy, urls: dict[str, str]) -> None:
+    study = make_study({"concurrency": [1, 2], "requests": 2, "turns": 1}, servers=named(urls))
+    measure_traffic(study, "server", "p", "ngram")
+    kept, changed = (study.root / "traffic/server/p/ngram" / f"t-k4-t0-b1-c{load}.jsonl" for load in (1, 2))
+    before = kept.read_text()
+    wrong = changed.read_text().replace('"sent_s":', '"sent_s":1')
+    changed.write_text(wrong)
+    assert damaged_points(changed.parent) == [changed.stem]
+    measure_traffic(study, "server", "p", "ngram")
+    assert damaged_points(changed.parent) == [] and changed.read_text() != wrong and kept.read_text() == before
+
+
+def test_sglangs_acceptance_under_load_is_the_sum_of_its_answers(make_study: MakeStudy, urls: dict[str, str]) -> None:
+    servers = [each | {"engine": "sglang"} for each in named(urls)]
+    study = make_study({"concurrency": [2], "requests": 6, "turns": 1}, servers=servers, engines=["sglang"])
+    measure_traffic(study, "sglang", "p", "ngram")
+    baseline, method = turns_of(study, "t-k4-t0-b1-c2", "sglang")
+    assert baseline.counts is None and method.counts is not None and method.counts.drafted
+    decoded = sum(len(request.tokens) - 1 for request in method.requests)
+    assert method.counts.accepted is not None and method.counts.rounds + method.counts.accepted >= decoded
+
+
 @pytest.mark.skipif(LlamaCpp.missing() is not None, reason="llama.cpp is not installed")
 def test_a_server_killed_in_mid_ladder_fails_its_point_alone(make_study: MakeStudy) -> None:
     traffic = {"concurrency": [1, 2, 4], "requests": 8, "warmup": 2, "turns": 1}
@@ -204,19 +280,25 @@ def point(load: float, loop: str = "closed") -> Point:
     return Point.model_validate({"cell": made.model_dump(), "loop": loop, "load": load})
 
 
-def turns_at(load: float, seconds: dict[bool, float], count: int = 400, *, fails: int = 0, seed: int = 0) -> list[Turn]:
-    """Three turns a side of a server that gives each of `load` requests 11 tokens in `seconds`, on average."""
+def turns_at(
+    load: float, seconds: dict[bool, float], count: int = 400, *, fails: int = 0, seed: int = 0, around: int = 0
+) -> list[Turn]:
+    """Three turns a side of a server that gives each of `load` requests 11 tokens in `seconds`, on average.
+
+    around: so many requests before and after those that count.
+    """
     random, made = np.random.default_rng(seed), []
     for number, is_baseline in product(range(3), (True, False)):
         free, requests = np.zeros(int(load)), []
-        for index in range(count // 3):
+        for index in range(-around, count // 3 + around):
             at = int(free.argmin())
             due, took = float(free[at]), seconds[is_baseline] * float(random.uniform(0.5, 1.5))
             free[at] += took
-            about = {"prompt_id": str(index % 5), "part": "counted", "due_s": due, "sent_s": due, "last_s": due + took}
+            part = "warm-up" if index < 0 else "counted" if index < count // 3 else "cool-down"
+            about = {"prompt_id": str(index % 5), "part": part, "due_s": due, "sent_s": due, "last_s": due + took}
             answer = {"first_s": due + took / 11, "first_tokens": 1, "tokens": list(range(11))}
             failed = {"error": "silent", "timed_out": True}
-            requests.append(Request.model_validate(about | (failed if index < fails else answer)))
+            requests.append(Request.model_validate(about | (failed if 0 <= index < fails else answer)))
         made.append(
             Turn(
                 point=point(load),
@@ -247,6 +329,34 @@ def test_figures_of_a_load_are_those_it_was_made_with() -> None:
     assert method["goodput"] == pytest.approx(method["met"] * method["requests_per_s"], rel=0.02)
     assert (method["acceptance_rate"], method["identical"]) == (0.25, 1.0)
     assert math.isnan(baseline["acceptance_length"])
+
+
+def test_the_time_in_which_the_last_requests_are_answered_lowers_no_rate() -> None:
+    """Sixteen at once take a second each, so sixteen a second, in a turn of five rounds."""
+    table = traffic_table([turns_at(16, {True: 1.0, False: 1.0}, 240, around=32)], Limits(latency_s=2))
+    for _, row in table.iterrows():
+        assert row["requests_per_s"] == pytest.approx(16, rel=0.05)
+        assert row["goodput"] == row["requests_per_s"] and row["goodput_low"] < 16 < row["goodput_high"]
+
+
+def test_acceptance_leaves_out_turns_in_which_requests_failed() -> None:
+    turns = turns_at(2, {True: 1.0, False: 1.0}, 300)
+    whole = traffic_table([turns], Limits()).iloc[1]
+    for request in turns[1].requests:
+        request.tokens, request.error, request.first_s = [], "silent", None
+    partly = traffic_table([turns], Limits()).iloc[1]
+    assert partly["acceptance_length"] == whole["acceptance_length"] == pytest.approx(100 * 10 / 300)
+
+
+def test_joules_and_money_are_columns_where_they_are_known() -> None:
+    turns = turns_at(2, {True: 1.0, False: 1.0}, 300)
+    assert not {"energy_per_token_j", "tokens_per_unit"} & {*traffic_table([turns], Limits()).columns}
+    metered = [turn.model_copy(update={"energy_j": 220.0}) for turn in turns]
+    row = traffic_table([metered], Limits(), 1.8).iloc[1]
+    assert row["energy_per_token_j"] == 220 / (100 * 11)
+    assert row["tokens_per_unit"] == pytest.approx(row["tokens_per_s"] * 2000)
+    header = traffic_grid(traffic_table([metered], Limits(), 1.8), "load").header
+    assert header[-2:] == ["J/token", "tokens per unit of currency"]
 
 
 @pytest.mark.parametrize(("slower", "expected"), [(1.0, 1.0), (2.0, 3 / 7)])
@@ -305,9 +415,15 @@ def test_where_speculation_stops_paying_is_read_between_two_loads() -> None:
     (row,) = crossovers(traffic_table(points, Limits())).to_dict("records")
     assert row["crossover_low"] < 8 < row["crossover_high"] and row["crossover"] == pytest.approx(8, rel=0.1)
     assert crossover_sentences(pd.DataFrame([row]))[0].startswith("ngram (k = 4, server, p, t, T = 0) pays up to ")
+    later = {"value": 0.0, "low": math.nan, "high": math.nan}  # it pays at a later load only
+    below = row | {f"crossover{end}": later[name] for name, end in (("value", ""), ("low", "_low"), ("high", "_high"))}
+    assert (
+        "slower than plain decoding at the smallest load, 1 at once." in crossover_sentences(pd.DataFrame([below]))[0]
+    )
     never = crossovers(traffic_table([turns_at(load, {True: 1.0, False: 2.0}) for load in (1, 4)], Limits()))
     assert (
-        never.iloc[0]["crossover"] == 0 and "slower than plain decoding at every load" in crossover_sentences(never)[0]
+        never.iloc[0]["crossover"] == 0
+        and "slower than plain decoding at the smallest load, 1 at once" in crossover_sentences(never)[0]
     )
 
 
@@ -329,10 +445,12 @@ def test_a_study_has_its_traffic_in_tables_figure_and_page(make_study: MakeStudy
     page = write_report(study.root, Path("report.html")).read_text()
     assert "Under load" in page and "requests at once" in page
     published = Path("published")
+    folder = study.root / "traffic/server/p/ngram"
+    shutil.copy(folder / "t-k4-t0-b1-c1.jsonl", folder / "t-k4-t0-b1-c9.jsonl")  # of a load that has left the study
     pack(read_study(study.root), [], published, [])
     again = study_turns(unpack(published, Path("unpacked")))[0]
     assert list(again.values()) == list(study_turns(study.root)[0].values())
-    folder = study.root / "traffic/server/p/ngram"
+    assert len(published_points(published)) == 3
     assert damaged_points(folder) == []
     (folder / "index.json").write_text('{"points": [')
     assert damaged_points(folder) == ["index.json"]
@@ -364,6 +482,8 @@ def test_the_audit_judges_answers_under_load(make_study: MakeStudy, urls: dict[s
     tokens = next(turn for turn in wrong if not turn.is_baseline).requests[0].tokens
     tokens[2] = (tokens[2] + 1) % 500
     assert any("identical to plain decoding's" in text for text in contradicted(wrong)), "the audit of other answers"
+    audit_records(study, [], study.root, out, [wrong])
+    assert list(pd.read_csv(out)["test"]) == [UNDER_LOAD], "also of a pair without records"
     row = audited(wrong)
     assert not row["passed"] and row["identical"] == served - 1 and "1 differ otherwise" in row["finding"]
     assert contradicted(wrong) == []
@@ -384,3 +504,15 @@ def test_traffic_that_cannot_be_meant(
 ) -> None:
     with pytest.raises(StudyError, match=said):
         make_study(traffic, **keys)
+
+
+def test_limits_of_goodput_make_tables_again_and_no_requests(make_study: MakeStudy, urls: dict[str, str]) -> None:
+    place = SimpleNamespace(engine="server", pair="p", method="ngram")
+
+    def params(**limits: float) -> tuple[str, list[str]]:
+        study = make_study({"concurrency": [2], "goodput": limits}, servers=named(urls))
+        rules = Rules(study, cores=1, gpus=0, shared=False)
+        return rules.goodput(), rules.loads(cast("Any", place))
+
+    one, other = params(latency_s=1), params(latency_s=2)
+    assert one[0] != other[0] and one[1] == other[1]

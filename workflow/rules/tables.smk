@@ -29,6 +29,7 @@ rule tables:
     params:
         study=STUDY_FILE,
         price=STUDY.price_per_hour,
+        goodput=dag.goodput(),
         code=lambda _: stage_digest("tables") + dag.remade("tables/*"),
     message:
         "Compiling the tables"
@@ -68,6 +69,7 @@ rule figures:
         loaded=UNDER_LOAD,
         audits=AUDITS,
         cells=f"{ROOT}/tables/cells.csv",
+        quality=f"{ROOT}/tables/quality.csv",
         curves=CURVES,
     output:
         shown=[

@@ -14,10 +14,11 @@ import pandas as pd
 
 from specrig.analysis.cells import IDENTITY, row_dicts
 from specrig.analysis.cost_model import required_alpha
+from specrig.tasks.variants import variant_of
 
 SPEEDUPS = (1.0, 1.5)
 """The speedups for which the acceptance is computed."""
-KEYS = [name for name in IDENTITY if name != "task"]
+KEYS = [*(name for name in IDENTITY if name != "task"), "context"]
 """What a row of the table is about. Tasks are averaged, each counting alike."""
 NEEDED = [f"{name}_for_{speedup:g}" for name in ("tokens", "alpha") for speedup in SPEEDUPS]
 COLUMNS = [
@@ -30,15 +31,15 @@ FULL = 0.9
 
 
 def break_even(cells: pd.DataFrame) -> pd.DataFrame:
-    """One row for each engine, pair, method, variant, k, temperature and batch size, with the columns `COLUMNS`.
+    """One row for each engine, pair, method, variant, k, temperature, batch size and context, with the columns
+    `COLUMNS`.
 
     cells: a table of cells (`cells.cells_table`). round_cost: acceptance length / speedup, which is what a round took,
     in times of the baseline's tokens. tokens_for_<S>: the τ that gives the speedup S at this cost. alpha_for_<S>: the α
     that gives this τ, for a chain of k tokens; NaN for trees and for rounds that draft less, and where even α = 1 is
     not enough. Costs of passes are NaN where the engine does not time them.
     """
-    drafting = cells[(cells["k"] > 0) & (cells["speedup"] > 0)].assign(variant=cells["variant"].fillna(""))
-    drafting = drafting.dropna(subset=["acceptance_length"])
+    drafting = by_context(cells[(cells["k"] > 0) & (cells["speedup"] > 0)]).dropna(subset=["acceptance_length"])
     lengths = drafting["acceptance_length"]
     drafting = drafting.assign(
         round_cost=lengths / drafting["speedup"],
@@ -47,6 +48,21 @@ def break_even(cells: pd.DataFrame) -> pd.DataFrame:
     )
     rows = [_row(frame) for _, frame in drafting.groupby(KEYS, sort=False)]
     return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def by_context(cells: pd.DataFrame) -> pd.DataFrame:
+    """`cells` with the column `context`, in tokens (0: the task as it is), the tasks named without it."""
+    return cells.assign(
+        variant=cells["variant"].fillna(""),
+        task=[without_context(task) for task in cells["task"]],
+        context=[variant_of(task).context for task in cells["task"]],
+    )
+
+
+def without_context(task: str) -> str:
+    """The name of a task without its context."""
+    found = variant_of(task)
+    return found.task if found.context else task
 
 
 def _row(cells: pd.DataFrame) -> dict[str, Any]:

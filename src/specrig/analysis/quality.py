@@ -118,6 +118,14 @@ def quality_table(found: Iterable[Score]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
+def loss_against_speed(quality: pd.DataFrame, best: pd.DataFrame) -> pd.DataFrame:
+    """The scored rows of `quality` (a `quality_table`) with what a method gains for what it loses: `k`, `speedup` with
+    its interval and `disturbed`, as `best` has them (rows of the table of cells, each method at one k).
+    """
+    gained = best[[*KEYS, "k", "speedup", "speedup_low", "speedup_high", "disturbed"]]
+    return quality.dropna(subset=["difference"]).merge(gained, on=KEYS)
+
+
 def _unscored(scorer: Scorer, run_code: bool) -> str:
     """The reason why a scorer cannot be used here; empty if it can."""
     missing = scorer.missing()

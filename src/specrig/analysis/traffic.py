@@ -9,7 +9,7 @@ infinitely late and meets no limit, so no failure makes a figure better.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -34,8 +34,14 @@ SETTING = ["engine", "pair", "task", "temperature", "method", "variant", "k", "l
 """Columns that name a curve over loads."""
 
 
-def traffic_table(points: Iterable[Sequence[Turn]], limits: Limits) -> pd.DataFrame:
-    """Two rows a point: `side` is `baseline` or `method`. Times are in seconds; NaN means not known."""
+def traffic_table(
+    points: Iterable[Sequence[Turn]], limits: Limits, price_per_hour: float | None = None
+) -> pd.DataFrame:
+    """Two rows a point: `side` is `baseline` or `method`. Times are in seconds; NaN means not known.
+
+    The last columns are there where they are known: joules a token, and the tokens that one unit of currency buys at
+    the price of an hour.
+    """
     rows: list[dict[str, Any]] = []
     for turns in points:
         point, cell = turns[0].point, turns[0].point.cell
@@ -57,8 +63,11 @@ def traffic_table(points: Iterable[Sequence[Turn]], limits: Limits) -> pd.DataFr
             ]
             row["identical"] = float(np.mean(same)) if same and cell.temperature == 0 else math.nan
             rows.append(row)
-    table = pd.DataFrame(rows, columns=COLUMNS)
-    return table.assign(predicted_speedup=predicted(table))
+    table = pd.DataFrame(rows, columns=[*COLUMNS, ENERGY])
+    table = table.assign(predicted_speedup=predicted(table))
+    if table[ENERGY].isna().all():
+        table = table.drop(columns=ENERGY)
+    return table if price_per_hour is None else table.assign(**{BOUGHT: 3600 * table["tokens_per_s"] / price_per_hour})
 
 
 def predicted(table: pd.DataFrame) -> pd.Series:
@@ -91,7 +100,7 @@ def _side(turns: Sequence[Turn], limits: Limits) -> dict[str, Any]:
     """What does not depend on the other side."""
     every = [request for turn in turns for request in turn.requests]
     counted = [request for turn in turns for request in turn.counted]
-    blocks = np.concatenate([_block_of(turn) + number * BLOCKS for number, turn in enumerate(turns)])
+    blocks = _blocks(turns, lambda turn: turn.counted, lambda request: request.due_s)
     seconds = np.concatenate([np.diff(edges(turn)) for turn in turns])
     row: dict[str, Any] = {
         "sent": len(every),
@@ -99,7 +108,6 @@ def _side(turns: Sequence[Turn], limits: Limits) -> dict[str, Any]:
         "timed_out": sum(request.timed_out for request in every),
         "other_errors": sum(bool(request.error) and not request.timed_out for request in every),
         "counted": len(counted),
-        "requests_per_s": sum(not request.error for request in counted) / seconds.sum(),
     }
     times = {name: np.array([TIMES[name](request) for request in counted]) for name in TIMES}
     for name, values in times.items():
@@ -107,12 +115,18 @@ def _side(turns: Sequence[Turn], limits: Limits) -> dict[str, Any]:
             value, low, high = percentile(values, blocks, percent)
             row |= {f"{name}_p{percent}{end}": found for end, found in zip(ENDS, (value, low, high), strict=True)}
     known = {name: most for name in TIMES if (most := getattr(limits, f"{name}_s")) is not None}
-    met = np.all([times[name] <= most for name, most in known.items()], axis=0) if known else np.zeros(len(counted))
-    goodput = ratio(np.bincount(blocks, met, len(seconds)), seconds) if known else _UNKNOWN
-    row |= _with_interval("goodput", goodput) | {"met": float(np.mean(met)) if known else math.nan}
+
+    def met(request: Request) -> bool:
+        return not request.error and all(TIMES[name](request) <= most for name, most in known.items())
+
+    row["requests_per_s"] = _answered_per_s(turns, seconds, lambda request: not request.error).value
+    goodput = _answered_per_s(turns, seconds, met) if known else _UNKNOWN
+    row |= _with_interval("goodput", goodput) | {"met": float(np.mean([*map(met, counted)])) if known else math.nan}
     row |= _acceptance(turns)
     late = max(request.sent_s - request.due_s for request in counted)
+    joules = sum(math.nan if turn.energy_j is None else turn.energy_j for turn in turns)
     row |= {
+        ENERGY: joules / (sum(len(request.tokens) for request in every) or math.nan),
         "client_share": sum(turn.client_cpu_s for turn in turns)
         / sum(max(request.last_s for request in turn.requests) for turn in turns),
         "late_s": late,
@@ -120,6 +134,21 @@ def _side(turns: Sequence[Turn], limits: Limits) -> dict[str, Any]:
         "client_late": late > LATE * float(np.median(times["latency"])),
     }
     return row
+
+
+def _answered_per_s(turns: Sequence[Turn], seconds: NDArray[np.float64], counts: Callable[[Request], bool]) -> Estimate:
+    """Requests that were answered while those that count were under way, those of warm-up and cool-down included, by
+    `seconds` of each block: with the ones that count alone, the time in which the last of them are answered would hold
+    too few.
+
+    counts: whether a request counts.
+    """
+
+    def done(turn: Turn) -> list[Request]:
+        first, *_, last = edges(turn)
+        return [request for request in turn.requests if counts(request) and first < request.last_s <= last]
+
+    return ratio(np.bincount(_blocks(turns, done, lambda request: request.last_s), minlength=len(seconds)), seconds)
 
 
 def _answered(turns: Sequence[Turn]) -> int:
@@ -155,6 +184,8 @@ COLUMNS = [
     *("met", "acceptance_length", "acceptance_rate", "drafted_per_pass", "predicted_speedup"),
     *("identical", "client_share", "late_s", "saturated", "client_late"),
 ]
+ENERGY, BOUGHT = "energy_per_token_j", "tokens_per_unit"
+"""Columns that not every study has, named as those of cells are."""
 _UNKNOWN = Estimate(math.nan, math.nan, math.nan)
 
 
@@ -163,10 +194,15 @@ def edges(turn: Turn) -> NDArray[np.float64]:
     return np.linspace(turn.counted[0].due_s, max(request.last_s for request in turn.counted), BLOCKS + 1)
 
 
-def _block_of(turn: Turn) -> NDArray[np.int64]:
-    """For each request that counts, the block in which it was due."""
-    due = [request.due_s for request in turn.counted]
-    return np.clip(np.searchsorted(edges(turn), due, side="right") - 1, 0, BLOCKS - 1)
+def _blocks(
+    turns: Sequence[Turn], requests: Callable[[Turn], Sequence[Request]], at: Callable[[Request], float]
+) -> NDArray[np.int64]:
+    """The number of the block, of all turns, in which each of the `requests` of the turns is by its time `at`."""
+    found = [
+        number * BLOCKS + np.searchsorted(edges(turn)[1:-1], [at(request) for request in requests(turn)], side="right")
+        for number, turn in enumerate(turns)
+    ]
+    return np.concatenate(found).astype(np.int64)
 
 
 def tokens_per_s(turns: Sequence[Turn]) -> Estimate:
@@ -175,10 +211,13 @@ def tokens_per_s(turns: Sequence[Turn]) -> Estimate:
     """
     tokens, seconds = [], []
     for turn in turns:
-        bounds, answered = edges(turn)[:, None], [request for request in turn.requests if not request.error]
-        first, last, early, every = np.array(
-            [(request.first_s, request.last_s, request.first_tokens, len(request.tokens)) for request in answered]
-        ).T
+        bounds = edges(turn)[:, None]
+        answered = [
+            (request.first_s, request.last_s, request.first_tokens, len(request.tokens))
+            for request in turn.requests
+            if not request.error
+        ]
+        first, last, early, every = np.array(answered, dtype=float).reshape(-1, 4).T
         with np.errstate(divide="ignore", invalid="ignore"):
             share = np.nan_to_num((bounds - first) / (last - first), nan=1.0).clip(0, 1)
         arrived = np.where(bounds >= first, early + (every - early) * share, 0.0).sum(1)
@@ -209,15 +248,16 @@ def percentile(values: NDArray[np.float64], blocks: NDArray[np.int64], percent: 
 
 def _acceptance(turns: Sequence[Turn]) -> dict[str, float]:
     """By the server's own counters over the turns: tokens of a pass, accepted / drafted tokens, drafted tokens a pass."""
-    counts = [turn.counts for turn in turns if turn.counts is not None]
+    counted = [(turn, turn.counts) for turn in turns if turn.counts is not None]
     passes, drafted, accepted = (
-        sum(getattr(each, name) or 0 for each in counts) for name in ("rounds", "drafted", "accepted")
+        sum(getattr(each, name) or 0 for _, each in counted) for name in ("rounds", "drafted", "accepted")
     )
-    decoded = sum(
-        len(request.tokens) - 1 for turn in turns if turn.counts for request in turn.requests if request.tokens
-    )
+    # The passes of a request that failed were counted, and nobody knows how many tokens they gave.
+    whole = [(turn, each) for turn, each in counted if not any(request.error for request in turn.requests)]
+    decoded = sum(len(request.tokens) - 1 for turn, _ in whole for request in turn.requests)
+    of_whole = sum(each.rounds for _, each in whole)
     return {
-        "acceptance_length": decoded / passes if passes else math.nan,
+        "acceptance_length": decoded / of_whole if of_whole else math.nan,
         "acceptance_rate": accepted / drafted if drafted else math.nan,
         "drafted_per_pass": drafted / passes if passes else math.nan,
     }

@@ -102,10 +102,12 @@ def audit_records(
     """
     rows = []
     greedy = (turns for turns in points if turns[0].point.cell.temperature == 0 and served_answers(turns))
-    under_load = sorted(greedy, key=_point_order)
+    under_load = sorted(greedy, key=_order)
     records = [record for record in records if record.simulated_acceptance is None]  # these have no true output
-    for pair, found_of_pair in groupby(sorted(records, key=_order), key=lambda record: record.cell.pair):
-        target, members = AuditTarget(study, pair, root), list(found_of_pair)
+    records = sorted(records, key=_order)
+    pairs = {record.cell.pair for record in records} | {turns[0].point.cell.pair for turns in under_load}
+    for pair in sorted(pairs):
+        target, members = AuditTarget(study, pair, root), [each for each in records if each.cell.pair == pair]
         rows += [_baseline(made) for made in check_baselines(members, study, target.files, root, target.plain)]
         for _, group in groupby(members, key=_order):
             found = list(group)
@@ -118,7 +120,7 @@ def audit_records(
             except (EngineError, ModelError) as error:
                 rows.append(_judged(found, "not tested", float("nan"), False, found[0].lossless, str(error)))
         of_pair = (turns for turns in under_load if turns[0].point.cell.pair == pair)
-        rows += [_served(list(loads), target) for _, loads in groupby(of_pair, key=_point_order)]
+        rows += [_served(list(loads), target) for _, loads in groupby(of_pair, key=_order)]
     _write(rows, out)
 
 
@@ -248,15 +250,9 @@ def _positions(records: list[Record], target: AuditTarget, seed: int) -> dict[st
     return _judged(records, "per-position uniformity", test.p_value, None, records[0].lossless, finding)
 
 
-def _order(record: Record) -> tuple[str, str, str, str, str, float]:
-    return _cell_order(record.cell)
-
-
-def _point_order(turns: Sequence[Turn]) -> tuple[str, str, str, str, str, float]:
-    return _cell_order(turns[0].point.cell)
-
-
-def _cell_order(cell: Cell) -> tuple[str, str, str, str, str, float]:
+def _order(found: Record | Sequence[Turn]) -> tuple[str, str, str, str, str, float]:
+    """By what a row is about. found: a record, or the turns of a point."""
+    cell = found.cell if isinstance(found, Record) else found[0].point.cell
     return cell.pair, cell.engine, cell.method, cell.variant, cell.task, cell.temperature
 
 

@@ -347,8 +347,11 @@ class Rules:
         """The points of a traffic job, and what decides which requests they send."""
         points, traffic = self._points(wildcards), self.study.traffic
         assert traffic is not None  # the rule's wildcards are constrained to such studies
-        about = traffic.model_dump(exclude={"goodput", "concurrency", "rate"})
-        return [digest(about), *(f"{point.slug} {digest(point.cell.options)}" for point in points)]
+        return [digest(traffic.of_a_point), *(f"{point.slug} {digest(point.cell.options)}" for point in points)]
+
+    def goodput(self) -> str:
+        """Digest of the limits of goodput, which only tables depend on."""
+        return digest(self.study.traffic.goodput.model_dump()) if self.study.traffic else ""
 
     def _points(self, wildcards: Wildcards) -> list[Point]:
         return self.study.grid.points[wildcards.engine, wildcards.pair, wildcards.method]

@@ -64,16 +64,11 @@ class Server(HttpEngine):
             "return_token_ids": True,
             **server.fields,
         }
-        before = self.counters(cell) if alone else None
-        reply = complete(client, body)
-        if before is not None:
-            after = settled(self.counters, cell, before, len(reply.tokens))
-            reply.counts = counters.counts(before, after, len(reply.tokens), len(reply.arrivals))
-        return reply
+        return completion(self, cell, client, body, alone=alone)
 
     def counters(self, cell: Cell) -> counters.Counters:
         """See `HttpEngine`."""
-        return read_counters(self._served(cell)[1])
+        return self._served(cell)[1].counters()
 
     def _served(self, cell: Cell) -> tuple[Endpoint, Client]:
         server = endpoint_of(cell, self.pair.servers)
@@ -105,10 +100,14 @@ def settled(
         time.sleep(0.01)
 
 
-def read_counters(client: Client) -> counters.Counters:
-    """The counters of a server's `/metrics`; empty where there is no such page."""
-    page = client.get_or_none("/metrics")
-    return counters.parse(page.text) if page is not None else counters.Counters()
+def completion(engine: HttpEngine, cell: Cell, client: Client, body: dict[str, Any], *, alone: bool) -> Completion:
+    """`complete`; where the request runs alone, with what the cell's server counted meanwhile."""
+    before = engine.counters(cell) if alone else None
+    reply = complete(client, body)
+    if before is not None:
+        after = settled(engine.counters, cell, before, len(reply.tokens))
+        reply.counts = counters.counts(before, after, len(reply.tokens), len(reply.arrivals))
+    return reply
 
 
 def complete(client: Client, body: dict[str, Any]) -> Completion:

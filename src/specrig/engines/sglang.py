@@ -12,11 +12,13 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Mapping, Sequence
+from threading import Lock
 from typing import Any, ClassVar
 
 from specrig.cell import Cell
 from specrig.decoding.types import Counts
 from specrig.engines.base import EngineError, foreign, lacks
+from specrig.engines.http import counters
 from specrig.engines.http.client import Client, Completion, HttpEngine
 from specrig.engines.http.launch import ServerProcess, free_port
 from specrig.models.endpoint import Endpoint, endpoint_of
@@ -51,6 +53,8 @@ class Sglang(HttpEngine):
         self._running: list[str] = []
         self._url = ""
         self._incremental: dict[str, bool] = {}
+        self._counted: dict[str, counters.Counters] = {}
+        self._counting = Lock()
 
     @classmethod
     def missing(cls) -> str | None:
@@ -148,13 +152,24 @@ class Sglang(HttpEngine):
             **(endpoint.fields if endpoint else {}),
         }
         try:
-            return complete(
+            reply = complete(
                 self.client(self._url, endpoint), body, incremental=endpoint is not None and self._streams_new(endpoint)
             )
         except EngineError as error:
             if endpoint is None and self._server is not None and self._server.died():
                 raise EngineError(self._server.ended(f"while it answered for {cell.name}")) from error
             raise
+        if found := reply.counts:
+            with self._counting:
+                counted = self._counted.setdefault(cell.name, counters.Counters())
+                counted[counters.DRAFTS, -1] += found.rounds
+                counted[counters.DRAFTED, -1] += found.drafted or 0
+                counted[counters.ACCEPTED, -1] += found.accepted or 0
+        return reply
+
+    def counters(self, cell: Cell) -> counters.Counters:
+        """The sums of what its answers say, each of its own request."""
+        return counters.Counters(self._counted.get(cell.name, {}))
 
     def environment(self) -> dict[str, Any]:
         """See `Engine`; also the named servers' own settings."""

@@ -15,10 +15,9 @@ from typing import Any
 
 from specrig.cell import Cell, digest
 from specrig.engines.base import EngineError
-from specrig.engines.http import counters
-from specrig.engines.http.client import Client, Completion, HttpEngine
-from specrig.engines.http.launch import ServerProcess, free_port
-from specrig.engines.server import complete, read_counters, settled
+from specrig.engines.http.client import Client, Completion
+from specrig.engines.http.launch import LaunchingEngine, ServerProcess, free_port
+from specrig.engines.server import completion
 from specrig.engines.vllm import Vllm, cpu_sampling
 from specrig.engines.vllm.arguments import arguments, flags
 from specrig.engines.vllm.processes import intel_openmp, placing
@@ -27,7 +26,7 @@ from specrig.models.pair import PairFiles
 from specrig.models.weights import weights_of
 
 
-class VllmServer(HttpEngine):
+class VllmServer(LaunchingEngine):
     """Starts the server of a cell where it does not run. On a CPU the baseline's stays beside it."""
 
     name = "vllm_server"
@@ -46,7 +45,6 @@ class VllmServer(HttpEngine):
         # On a CPU a pair is not split.
         super().__init__(replace(pair, tensor_parallel=1) if device == "cpu" else pair, device=device, threads=threads)
         self.eos = weights_of(self.pair).eos
-        self._servers: dict[str, tuple[ServerProcess, Client]] = {}
         self._plain = digest({})
 
     @classmethod
@@ -103,7 +101,7 @@ class VllmServer(HttpEngine):
         self, cell: Cell, prompt: Sequence[int], *, max_new_tokens: int, seed: int, alone: bool
     ) -> Completion:
         """See `HttpEngine`."""
-        client = self._servers[self._key(cell)[0]][1]
+        _, client = self._server(cell)
         body = {
             "model": self.pair.target,
             "prompt": list(prompt),
@@ -116,30 +114,13 @@ class VllmServer(HttpEngine):
             "return_token_ids": True,
             **({"seed": seed} if cell.temperature > 0 else {}),
         }
-        before = self.counters(cell) if alone else None
         try:
-            reply = complete(client, body)
+            return completion(self, cell, client, body, alone=alone)
         except EngineError as error:
             if reason := self.ended(cell):
                 raise EngineError(reason) from error
             raise
-        if before is not None:
-            after = settled(self.counters, cell, before, len(reply.tokens))
-            reply.counts = counters.counts(before, after, len(reply.tokens), len(reply.arrivals))
-        return reply
 
-    def counters(self, cell: Cell) -> counters.Counters:
-        """See `HttpEngine`."""
-        return read_counters(self._servers[self._key(cell)[0]][1])
-
-    def ended(self, cell: Cell, within_s: float = 0.2) -> str:
-        """See `HttpEngine`."""
-        server = self._servers[self._key(cell)[0]][0]
-        return server.ended(f"while it answered for {cell.name}") if server.died(within_s) else ""
-
-    def close(self) -> None:
-        """End the servers."""
-        for server, _ in self._servers.values():
-            server.close()
-        self._servers.clear()
-        super().close()
+    def _server(self, cell: Cell) -> tuple[ServerProcess, Client]:
+        """See `LaunchingEngine`."""
+        return self._servers[self._key(cell)[0]]

@@ -47,7 +47,7 @@ def measured_needs(study: Path, pair: str) -> list[Needed]:
     coldest = min((float(row["temperature"]) for row in rows), default=0.0)
     return [
         Needed(
-            f"{row['method']} ({row['variant']})" if row["variant"] else row["method"],
+            " ".join([row["method"], *([f"({row['variant']})"] if row["variant"] else []), *_at(row.get("context"))]),
             int(row["k"]),
             int(row["batch_size"]),
             float(row["round_cost"]),
@@ -92,6 +92,10 @@ def show_needs(needs: Sequence[Needed], console: Console) -> None:
         f"\nAcceptance needed: {source}; – where no α is enough, or for what is no chain of k tokens", markup=False
     )
     print_table(console, [Column("method"), *(Column(title, right=True) for title in titles)], rows)
+
+
+def _at(context: str | None) -> list[str]:
+    return [f"at {context} tokens"] if context and context != "0" else []
 
 
 def _number(text: str) -> float | None:

@@ -271,14 +271,14 @@ OUTLINE = (
             ),
             Figure(
                 "break_even",
-                "Tokens that a round must emit to be as fast as plain decoding (solid) and 1.5 times as fast (dashed), against k; marks: "
-                "tokens that it emitted on each task. Methods with several k.",
-                "Tokens that a round must emit to pay off, against k, beside those that it emitted on each task.",
+                "Tokens that a round must emit to be as fast as plain decoding (solid) and 1.5 times as fast (dashed), against k, context or "
+                "batch size; marks: tokens that it emitted on each task. Methods with several of these.",
+                "Tokens that a round must emit to pay off, against k, context or batch size, beside those that it emitted on each task.",
             ),
             Table(
                 "break_even",
                 lambda results: results.break_even,
-                "The measured cost of a round, and the acceptance that it takes to pay off, by method, k and batch size.",
+                "The measured cost of a round, and the acceptance that it takes to pay off, by method, k, batch size and context.",
                 fold="acceptance needed, by method and k",
             ),
         ),
@@ -354,7 +354,19 @@ OUTLINE = (
         condition=lambda results: len(results.judged),
     ),
     Section("outputs", "Sample outputs", (Block("samples"),), condition=lambda results: len(results.cells)),
-    Section("quality", "Quality of the outputs", (Table("quality", lambda results: results.quality),)),
+    Section(
+        "quality",
+        "Quality of the outputs",
+        (
+            Figure(
+                "loss",
+                "What a method's outputs score above or below plain decoding's on the same prompts, all its k together, against its "
+                "speedup at the best k. Bars are 95 % intervals. Lossy methods are hollow: below the line they pay for speed with quality.",
+                "Scores of the outputs, less plain decoding's, against the speedup.",
+            ),
+            Table("quality", lambda results: results.quality),
+        ),
+    ),
     Section(
         "simulated",
         "Simulated acceptance",

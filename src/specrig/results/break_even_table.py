@@ -16,9 +16,11 @@ BREAK_EVEN, WORTH = (f"tokens_for_{speedup:g}" for speedup in SPEEDUPS)
 def break_even_grid(found: pd.DataFrame, study: str) -> Grid:
     """The result of `break_even.break_even` as a table for readers. Bold: what is enough for a speedup above 1."""
     levels = varying_levels(found)
+    contexts = found["context"].any()
     rows = [
         [
             *row_labels(row, levels),
+            *([GridEntry(str(row["context"] or "–"))] if contexts else []),
             *(GridEntry(grid.number(row[name])) for name in ("draft_cost_per_round", "verify_cost", "efficiency")),
             GridEntry(grid.number(row["round_cost"])),
             GridEntry(grid.number(row["acceptance_length"]), bold=row["acceptance_length"] > row[BREAK_EVEN]),
@@ -28,11 +30,12 @@ def break_even_grid(found: pd.DataFrame, study: str) -> Grid:
         ]
         for row in row_dicts(found)
     ]
-    head = [*(level.replace("_", " ") for level in levels), "k", "draft cost", "verification cost", "efficiency"]
+    head = [*(level.replace("_", " ") for level in levels), "k", *(["context"] if contexts else [])]
+    costs = ["draft cost", "verification cost", "efficiency", "a round costs"]
     return Grid(
-        header=[*head, "a round costs", "τ", "τ for 1.5×", "α", "α for 1×", "α for 1.5×"],
+        header=[*head, *costs, "τ", "τ for 1.5×", "α", "α for 1×", "α for 1.5×"],
         rows=rows,
-        labels=len(levels) + 1,
+        labels=len(head),
         groups=levels.index("method"),
         caption=(
             "The cost of a round, and the acceptance that is needed to be as fast as plain decoding and 1.5 times as fast; means over "

@@ -7,6 +7,7 @@ from pathlib import Path
 import pandas as pd
 
 from specrig.analysis.cells import row_dicts
+from specrig.analysis.quality import COLUMNS
 from specrig.results import grid
 from specrig.results.grid import Grid, GridEntry
 from specrig.results.labels import method_name, task_name
@@ -19,15 +20,12 @@ CAPTION = (
 )
 
 
-def read_quality(folder: Path, study: str) -> Grid | None:
-    """The table that `write_quality` wrote in a study's folder, for readers; None where it is missing or has no rows."""
+def read_quality(folder: Path) -> pd.DataFrame:
+    """The table that `write_quality` wrote in a study's folder; without rows where it is missing."""
     path = folder / "tables" / "quality.csv"
-    table = (
-        pd.read_csv(path, dtype={"variant": str, "note": str}).fillna({"variant": "", "note": ""})
-        if path.is_file()
-        else pd.DataFrame()
-    )
-    return None if table.empty else quality_grid(table, study)
+    if not path.is_file():
+        return pd.DataFrame(columns=COLUMNS)
+    return pd.read_csv(path, dtype={"variant": str, "note": str}).fillna({"variant": "", "note": ""})
 
 
 def quality_grid(table: pd.DataFrame, study: str) -> Grid:

@@ -18,7 +18,7 @@ from specrig.analysis.price import with_price
 from specrig.audit.multiple_testing import with_verdicts
 from specrig.measurement.attempts import other_attempts
 from specrig.measurement.records import Record, RecordError, read_index, read_records, replicate_folder
-from specrig.measurement.traffic.records import Turn, study_turns
+from specrig.measurement.traffic.records import study_turns
 from specrig.models.pair import first_line
 from specrig.results.floors import with_floor
 
@@ -101,15 +101,8 @@ class StudyData:
         table = with_price(table, cells.values(), self.config.get("price_per_hour"))
         return with_floor(table.assign(disturbed=column(cells, self.disturbances)), cells.values(), self.environments)
 
-    @cached_property
-    def turns(self) -> list[list[Turn]]:
-        """The turns of each point of the study's traffic."""
-        return list(study_turns(self.folder)[0].values())
-
-    @cached_property
-    def failed_points(self) -> dict[str, str]:
-        """The names of the points that failed -> why."""
-        return study_turns(self.folder)[1]
+    under_load = cached_property(lambda self: study_turns(self.folder))
+    """(file of a point of the study's traffic -> its turns, name of a point that failed -> why)."""
 
     @cached_property
     def again(self) -> set[str]:

@@ -16,6 +16,7 @@ import pandas as pd
 from specrig.analysis.break_even import break_even
 from specrig.analysis.disturbance import undisturbed
 from specrig.analysis.optimal_k import optimal_k
+from specrig.analysis.quality import loss_against_speed
 from specrig.analysis.traffic import crossovers, traffic_table
 from specrig.results import (
     audit_tables,
@@ -35,7 +36,7 @@ from specrig.results.grid import Grid, GridEntry
 from specrig.results.labels import cell_name
 from specrig.results.method_tables import headline_grid, methods_grid, task_grid
 from specrig.results.optimal_k_table import optimal_k_grid, optimal_k_sentence
-from specrig.results.quality_table import read_quality
+from specrig.results.quality_table import quality_grid, read_quality
 from specrig.results.round_tables import efficiency_grid, positions_grid, repetition_grid
 from specrig.results.simulated_table import simulated_grid, simulated_table
 from specrig.results.speed_tables import acceptance_grid, cells_grid, speedup_grid
@@ -157,7 +158,7 @@ class StudyResults:
     def traffic(self) -> DataTable:
         """Servers under load."""
         limits = Limits.model_validate((self.study.config.get("traffic") or {}).get("goodput") or {})
-        frame = traffic_table(self.study.turns, limits)
+        frame = traffic_table(self.study.under_load[0].values(), limits, self.study.config.get("price_per_hour"))
         formatted, paper = (traffic_grid(frame, self.name, short=short) for short in (False, True))
         return DataTable(frame, formatted, paper)
 
@@ -211,8 +212,12 @@ class StudyResults:
         found = self.judged[self.judged["verdict"].isin(claim_tables.DECIDED)]
         return claim_tables.decided_grid(found, self.name) if len(found) else None
 
-    quality = cached_property(lambda self: read_quality(self.study.folder, self.name))
+    scored = cached_property(lambda self: read_quality(self.study.folder))
+    """`analysis.quality.quality_table`, as the study's folder has it."""
+    quality = cached_property(lambda self: quality_grid(self.scored, self.name) if len(self.scored) else None)
     """Scores of the outputs."""
+    losses = cached_property(lambda self: loss_against_speed(self.scored, self.best))
+    """`analysis.quality.loss_against_speed`."""
     verdicts = cached_property(lambda self: None if self.audit is None else audit_tables.verdict_grid(self.audit))
     """The audit's verdicts, one row a test."""
 
@@ -230,7 +235,7 @@ class StudyResults:
     def failed(self) -> Grid | None:
         """The cells that failed."""
         rows = [[job.name, slug, why] for job in self.study.jobs for slug, why in job.failed.items()]
-        rows += [["under load", name, why] for name, why in self.study.failed_points.items()]
+        rows += [["under load", name, why] for name, why in self.study.under_load[1].items()]
         return _reasons(rows, "Cells that failed, and are missing from the tables.", f"tab:{self.name}-failed")
 
     @cached_property
@@ -308,7 +313,7 @@ class StudyResults:
     @cached_property
     def warnings(self) -> list[str]:
         """What a reader must know before trusting a figure."""
-        failed = sum(len(job.failed) for job in self.study.jobs) + len(self.study.failed_points)
+        failed = sum(len(job.failed) for job in self.study.jobs) + len(self.study.under_load[1])
         lost = (
             f"{failed} cell{'s' if failed > 1 else ''} failed and {'are' if failed > 1 else 'is'} missing from the "
             "tables."

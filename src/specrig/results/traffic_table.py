@@ -11,6 +11,7 @@ from specrig.analysis.cells import row_dicts
 from specrig.analysis.statistics import LEVEL
 from specrig.analysis.traffic import TAIL
 from specrig.results import grid
+from specrig.results.floors import device_entries, device_titles
 from specrig.results.grid import Grid, GridEntry, number, percent
 from specrig.results.labels import method_name, task_name
 
@@ -62,13 +63,14 @@ def traffic_grid(table: pd.DataFrame, study: str, *, short: bool = False) -> Gri
             GridEntry(f"{row['temperature']:g}"),
         ]
         + [entry(row) for entry in columns.values()]
+        + ([] if short else device_entries(row))
         for row in row_dicts(table)
     ]
     notes = [FEW] if len(table) else []
     notes += [SATURATED] if table["saturated"].astype(bool).any() else []
     notes += [LATE] if table["client_late"].astype(bool).any() else []
     return Grid(
-        header=["engine", "pair", "task", "T", *columns],
+        header=["engine", "pair", "task", "T", *columns, *([] if short else device_titles(table))],
         rows=rows,
         labels=6,
         groups=4,
@@ -108,22 +110,18 @@ def crossover_sentences(crossovers: pd.DataFrame) -> list[str]:
             f"{row['temperature']:g})"
         )
         value, low, high = (row[f"crossover{end}"] for end in ("", "_low", "_high"))
-        spread = (
-            ""
-            if math.isnan(low) or math.isnan(high)
-            else f", {percent(LEVEL)} interval {_at(low, row)} to {_at(high, row)}"
-        )
+        if math.isnan(value):
+            continue
+        known = not math.isnan(low) and not math.isnan(high)
+        spread = f"{percent(LEVEL)} interval {_at(low, row)} to {_at(high, row)}" if known else ""
+        aside = f" (crossover {spread})" if spread else ""
         if value == 0:
-            found.append(
-                f"{where} is slower than plain decoding at every load{spread and f' (crossover{spread[1:]})'}."
-            )
+            text = f"is slower than plain decoding at the smallest load, {row['least']:g} at once{aside}"
         elif math.isinf(value):
-            found.append(
-                f"{where} pays at every measured load, up to {row['most']:g} requests at "
-                f"once{spread and f' (crossover{spread[1:]})'}."
-            )
-        elif not math.isnan(value):
-            found.append(f"{where} pays up to {value:.1f} requests at once{spread}.")
+            text = f"pays at every measured load, up to {row['most']:g} requests at once{aside}"
+        else:
+            text = f"pays up to {value:.1f} requests at once" + (f", {spread}" if spread else "")
+        found.append(f"{where} {text}.")
     return found
 
 

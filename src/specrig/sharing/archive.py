@@ -66,13 +66,12 @@ def pack(study: StudyData, scores: Sequence[Score], folder: Path, names: Sequenc
     for path in sorted((study.folder / "models").glob("*/*/training.jsonl")):
         target = folder / path.relative_to(study.folder).with_suffix(".jsonl.gz")
         _write(target, compressed(scrub_text(path.read_text(encoding="utf-8"), names)))
-    for path in sorted((study.folder / TRAFFIC).glob("*/*/*/*.json*")):
+    for path in sorted((study.folder / TRAFFIC).glob("*/*/*/*.json")):
+        _json(folder / path.relative_to(study.folder), without_addresses(scrubbed(_read_json(path), names)))
+    for path in study.under_load[0]:  # of no load that has left the study
         target, lines = folder / path.relative_to(study.folder), _lines(path.read_text(encoding="utf-8"))
-        if path.suffix == ".json":
-            _json(target, without_addresses(scrubbed(_read_json(path), names)))
-        else:
-            public = (json.dumps(without_addresses(scrubbed(json.loads(line), names))) for line in lines)
-            _write(target.with_suffix(".jsonl.gz"), compressed(_joined(list(public))))
+        public = (json.dumps(without_addresses(scrubbed(json.loads(line), names))) for line in lines)
+        _write(target.with_suffix(".jsonl.gz"), compressed(_joined(list(public))))
     return left_out
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -48,6 +48,11 @@ class Traffic(Settings):
     """A request that sends nothing for this long, or is not complete after it, is a counted time-out."""
     goodput: Limits = Limits()
     """Limits of a request that count for goodput."""
+
+    @property
+    def of_a_point(self) -> dict[str, Any]:
+        """What decides the requests of each point: neither the other loads nor the limits that tables count by."""
+        return self.model_dump(exclude={"goodput", "concurrency", "rate"})
 
     @property
     def slots(self) -> int:

@@ -112,6 +112,11 @@ class Client:
             raise self._broken(error, 0) from error
         return self._event(response.content)
 
+    def counters(self) -> counters.Counters:
+        """What the server's `/metrics` page has counted; empty where there is no such page."""
+        page = self.get_or_none("/metrics")
+        return counters.parse(page.text) if page is not None else counters.Counters()
+
     @cached_property
     def model(self) -> str:
         """The name of the first model that the server lists."""
@@ -137,14 +142,14 @@ class Client:
                 self._checked(response, path)
                 for line in response.iter_lines(chunk_size=READ_BYTES):
                     now = time.perf_counter() - started
+                    if now > self.limit_s:  # comments that keep the connection open are no answer
+                        raise TimedOutError(f"{self.url}: not done after {self.limit_s:g} s, with {events} events")
                     if not line.startswith(b"data:"):
                         continue
                     text = line.removeprefix(b"data:").strip()
                     if text == b"[DONE]":
                         return
                     event = self._event(text)
-                    if now > self.limit_s:
-                        raise TimedOutError(f"{self.url}: not done after {self.limit_s:g} s, with {events} events")
                     events, ended = events + 1, is_last(event)
                     yield now, event
         except RequestException as error:
@@ -156,7 +161,7 @@ class Client:
 
     def _sent(self, path: str, body: dict[str, Any], *, stream: bool = False) -> Response:
         """The response to a POST."""
-        timeout = CONNECT_S, self.silence_s
+        timeout = min(CONNECT_S, self.silence_s), self.silence_s
         return _twice_if_closed(lambda: self.session.post(self.url + path, json=body, stream=stream, timeout=timeout))
 
     def _event(self, text: bytes) -> dict[str, Any]:
@@ -179,8 +184,10 @@ class Client:
 
     def _broken(self, error: RequestException, events: int) -> EngineError:
         """The error for a request that broke off after so many events."""
-        from requests.exceptions import ChunkedEncodingError
+        from requests.exceptions import ChunkedEncodingError, ConnectTimeout
 
+        if isinstance(error, ConnectTimeout):
+            return TimedOutError(f"{self.url}: it accepted no connection in time; is the server hung?")
         if "Read timed out" in str(error):  # wrapped differently before and within the stream
             return TimedOutError(
                 f"{self.url}: silent for {self.silence_s:g} s after {events} events; is the server hung?"

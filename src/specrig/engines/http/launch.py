@@ -10,13 +10,17 @@ import socket
 import subprocess
 import sys
 import time
+from abc import abstractmethod
 from collections.abc import Sequence
 
 import psutil
 
+from specrig.cell import Cell
 from specrig.engines.base import EngineError
-from specrig.engines.http.client import Client
+from specrig.engines.http.client import Client, HttpEngine
+from specrig.engines.http.counters import Counters
 from specrig.engines.logs import EngineLog
+from specrig.models.pair import PairFiles
 
 READY_S = 1200.0
 """Longest time for a server to load: tens of GB from a slow disk, and kernels to compile."""
@@ -95,6 +99,34 @@ class ServerProcess:
             _, members = psutil.wait_procs(members, timeout=STOP_S)
         self.process.wait()
         self.engine_log.close(keep=keep_log)
+
+
+class LaunchingEngine(HttpEngine):
+    """Starts servers and keeps them, each under what tells it apart."""
+
+    def __init__(self, pair: PairFiles, *, device: str = "cpu", threads: int | None = None) -> None:
+        super().__init__(pair, device=device, threads=threads)
+        self._servers: dict[str, tuple[ServerProcess, Client]] = {}
+
+    @abstractmethod
+    def _server(self, cell: Cell) -> tuple[ServerProcess, Client]:
+        """The server that runs a cell, with its client."""
+
+    def counters(self, cell: Cell) -> Counters:
+        """See `HttpEngine`."""
+        return self._server(cell)[1].counters()
+
+    def ended(self, cell: Cell, within_s: float = 0.2) -> str:
+        """See `HttpEngine`."""
+        server, _ = self._server(cell)
+        return server.ended(f"while it answered for {cell.name}") if server.died(within_s) else ""
+
+    def close(self) -> None:
+        """End the servers."""
+        for server, _ in self._servers.values():
+            server.close()
+        self._servers.clear()
+        super().close()
 
 
 def exit_reason(code: int | None) -> str:

@@ -22,9 +22,8 @@ from specrig.cell import Cell, digest
 from specrig.decoding.types import Counts
 from specrig.engines.base import EngineError, EngineOptions, foreign, lacks, not_a_chain
 from specrig.engines.http import counters
-from specrig.engines.http.client import Client, Completion, HttpEngine
-from specrig.engines.http.counters import Counters
-from specrig.engines.http.launch import ServerProcess, free_port
+from specrig.engines.http.client import Client, Completion
+from specrig.engines.http.launch import LaunchingEngine, ServerProcess, free_port
 from specrig.engines.llamacpp import serve
 from specrig.models import gate, gguf, hub, to_gguf
 from specrig.models.pair import PairFiles
@@ -36,7 +35,7 @@ GREEDY = (
 )
 
 
-class LlamaCpp(HttpEngine):
+class LlamaCpp(LaunchingEngine):
     """Writes the pair as GGUF files on first use and keeps one server for each (method, k, options, batch size)."""
 
     name = "llamacpp"
@@ -68,7 +67,6 @@ class LlamaCpp(HttpEngine):
         self.weights = weights_of(pair)
         self.eos = self.weights.eos
         self._folder = tempfile.TemporaryDirectory(prefix="specrig-gguf-")
-        self._servers: dict[str, tuple[ServerProcess, Client]] = {}
         self._key = ""
         self._peak_mb = 0.0
 
@@ -164,9 +162,9 @@ class LlamaCpp(HttpEngine):
         server, client = self._servers[self._key]
         body = self._body(cell, prompt, max_new_tokens, seed)
         try:
-            before = self._counted(client) if alone else None
+            before = client.counters() if alone else None
             response = client.post("/completion", body)
-            after = self._counted(client) if alone else None
+            after = client.counters() if alone else None
             self._peak_mb = psutil.Process(server.process.pid).memory_info().rss / 2**20
         except (EngineError, psutil.Error) as error:
             if server.died():
@@ -198,14 +196,9 @@ class LlamaCpp(HttpEngine):
             )
         return reply
 
-    def counters(self, cell: Cell) -> Counters:
-        """See `HttpEngine`."""
-        return self._counted(self._servers[self._key][1])
-
-    def ended(self, cell: Cell, within_s: float = 0.2) -> str:
-        """See `HttpEngine`."""
-        server = self._servers[self._key][0]
-        return server.ended(f"while it answered for {cell.name}") if server.died(within_s) else ""
+    def _server(self, cell: Cell) -> tuple[ServerProcess, Client]:
+        """See `LaunchingEngine`; of the cell that was made ready last."""
+        return self._servers[self._key]
 
     def _body(self, cell: Cell, prompt: Sequence[int], max_new_tokens: int, seed: int) -> dict[str, Any]:
         return {
@@ -219,19 +212,12 @@ class LlamaCpp(HttpEngine):
             "cache_prompt": False,
         }
 
-    @staticmethod
-    def _counted(client: Client) -> Counters:
-        return counters.parse(client.get("/metrics").text)
-
     def peak_memory_mb(self) -> float:
         """Resident memory of the cell's server after its last answer; its weights are shared with the other servers."""
         return self._peak_mb
 
     def close(self) -> None:
         """End the servers and remove the files."""
-        for server, _ in self._servers.values():
-            server.close()
-        self._servers.clear()
         super().close()
         self._folder.cleanup()
 

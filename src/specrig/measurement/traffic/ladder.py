@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -26,13 +26,14 @@ from specrig.engines.http import counters
 from specrig.engines.http.client import Completion, HttpEngine
 from specrig.engines.server import settled
 from specrig.measurement.blocks import baseline_of, seed_of
+from specrig.measurement.energy import Meter, metered
 from specrig.measurement.machine_state import MachineState
 from specrig.measurement.plan import gpus_used, method_modules, model_digests
 from specrig.measurement.progress import progress
 from specrig.measurement.records import Counts, RecordError, write_atomically
 from specrig.measurement.task_prompts import prepared
 from specrig.measurement.traffic.loops import Requests, closed_loop, open_loop
-from specrig.measurement.traffic.records import FOLDER, Turn, read_turns, write_turns
+from specrig.measurement.traffic.records import FOLDER, Turn, damaged_points, read_turns, write_turns
 from specrig.models.endpoint import endpoint_of
 from specrig.models.hub import at_commits
 from specrig.models.pair import PairFiles
@@ -62,6 +63,8 @@ class Plan:
     prompts: dict[str, list[Prompt]]
     digests: dict[Point, str]
     folder: Path
+    damaged: Collection[str]
+    """The names of points whose files are not as the index says."""
 
     def path(self, point: Point) -> Path:
         """The point's record file."""
@@ -70,7 +73,11 @@ class Plan:
     @property
     def pending(self) -> list[Point]:
         """The points whose files are missing, damaged or of another digest."""
-        return [point for point in self.points if not _is_current(self.path(point), self.digests[point])]
+        return [
+            point
+            for point in self.points
+            if point.slug in self.damaged or not _is_current(self.path(point), self.digests[point])
+        ]
 
 
 def measure_traffic(study: Study, engine: str, pair: str, method: str) -> None:
@@ -89,27 +96,30 @@ def measure_traffic(study: Study, engine: str, pair: str, method: str) -> None:
         task: prepared(study, task, files, study.root)[: traffic.prompts]
         for task in {point.cell.task for point in points}
     }
-    shared = [study.seed, study.max_new_tokens, study.threads, device, traffic.model_dump(exclude=_FOR_TABLES)]
+    shared = [study.seed, study.max_new_tokens, study.threads, device, traffic.of_a_point]
     shared += [model_digests(files), code_digest(__name__, *method_modules(engine, method))]
     shared += [files.engine_options.get(engine, {}), files.dtype, files.tensor_parallel, files.max_model_len]
     digests = {point: digest([point.model_dump(), shared, *_own(point, files, prompts)]) for point in points}
     folder = study.root / FOLDER / engine / pair / method
-    plan = Plan(traffic, study.seed, study.max_new_tokens, points, prompts, digests, folder)
+    index = folder / "index.json"
+    damaged = damaged_points(folder) if index.is_file() else []
+    plan = Plan(traffic, study.seed, study.max_new_tokens, points, prompts, digests, folder, damaged)
     failed: dict[Point, str] = {}
     if plan.pending:
         check_trained_for(files)
+        index.unlink(missing_ok=True)  # what is written from now on is in no index until the end
         with ExitStack() as open_things:
             server = open_things.enter_context(kind(at_commits(files), device=device, threads=study.threads))
             assert isinstance(server, HttpEngine)  # an engine that serves
             server.limit_s = traffic.timeout_s
+            meter = Meter()
+            if server.loads_pairs:
+                meter = open_things.enter_context(metered(device, gpus_used(kind, files.tensor_parallel)))
             environment = capture(files, device=device, threads=study.threads) | server.environment()
-            failed = _climb(plan, server)
+            environment["energy"] = meter.source
+            failed = _climb(plan, server, meter)
         write_atomically(folder / "environment.json", json.dumps(environment, indent=1))
     _write_index(plan, failed)
-
-
-_FOR_TABLES = {"goodput", "concurrency", "rate"}
-"""Keys of `traffic:` that change no request of a point."""
 
 
 def _own(point: Point, files: PairFiles, prompts: dict[str, list[Prompt]]) -> tuple[object, ...]:
@@ -118,7 +128,7 @@ def _own(point: Point, files: PairFiles, prompts: dict[str, list[Prompt]]) -> tu
     return servers, [(prompt.id, prompt.text) for prompt in prompts[point.cell.task]]
 
 
-def _climb(plan: Plan, server: HttpEngine) -> dict[Point, str]:
+def _climb(plan: Plan, server: HttpEngine, meter: Meter) -> dict[Point, str]:
     """Measure the pending points; returns why points failed.
 
     Where method and baseline run at the same time they take turns at one load after the other. Else each start is used
@@ -136,7 +146,7 @@ def _climb(plan: Plan, server: HttpEngine) -> dict[Point, str]:
         for point, (turn, is_baseline) in order:
             if point not in failed:
                 try:
-                    found[point].append(_turn(plan, server, machine, point, turn, is_baseline))
+                    found[point].append(_turn(plan, server, machine, meter, point, turn, is_baseline))
                 except Exception as error:
                     failed[point] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
                     print(f"{point.name} failed: {failed[point]}", file=sys.stderr)
@@ -146,7 +156,9 @@ def _climb(plan: Plan, server: HttpEngine) -> dict[Point, str]:
     return failed
 
 
-def _turn(plan: Plan, server: HttpEngine, machine: MachineState, point: Point, turn: int, is_baseline: bool) -> Turn:
+def _turn(
+    plan: Plan, server: HttpEngine, machine: MachineState, meter: Meter, point: Point, turn: int, is_baseline: bool
+) -> Turn:
     """One turn. Raises EngineError where the server ended, or answers no more."""
     cell = baseline_of(point.cell) if is_baseline else point.cell
     cell = cell.model_copy(update={"batch_size": plan.traffic.slots})
@@ -161,7 +173,7 @@ def _turn(plan: Plan, server: HttpEngine, machine: MachineState, point: Point, t
 
     counted = _share(plan.traffic.requests, turn, plan.traffic.turns)
     at_once = int(point.load) if point.loop == "closed" else 1
-    before, load, processor = server.counters(cell), machine.begin(), time.process_time()
+    before, load, joules, processor = server.counters(cell), machine.begin(), meter.joules(), time.process_time()
     began = datetime.now(UTC).isoformat(timespec="seconds")
     requests = Requests(
         send,
@@ -174,17 +186,18 @@ def _turn(plan: Plan, server: HttpEngine, machine: MachineState, point: Point, t
         closed_loop(requests, at_once)
     else:
         open_loop(requests, point.load, plan.traffic.burstiness, plan.seed + turn)
-    processor = time.process_time() - processor
+    processor, energy = time.process_time() - processor, meter.since(joules)
     side = "the baseline" if is_baseline else cell.method
     answered = [request for request in requests.found if not request.error]
-    gave_up = sum(request.part == "counted" for request in requests.found) < counted
+    parts = [(request.part, bool(request.error)) for request in requests.found]
+    gave_up = sum(part == "counted" for part, _ in parts) < counted or ("counted", False) not in parts
     broken = any(request.error and not request.timed_out for request in requests.found)
     if reason := server.ended(cell, within_s=ENDING_S if gave_up or broken else 0.0):
         raise EngineError(f"{side}: {reason}")
     if gave_up:
         errors = [request.error for request in requests.found if request.error]
         raise EngineError(
-            f"{side}: it gave {len(answered)} answers to {len(requests.found)} requests and then none: {errors[0]}"
+            f"{side}: it gave {len(answered)} answers to {len(requests.found)} requests and then none: {errors[-1]}"
         )
     tokens = sum(len(request.tokens) for request in answered)
     if len(answered) == len(requests.found):
@@ -201,6 +214,7 @@ def _turn(plan: Plan, server: HttpEngine, machine: MachineState, point: Point, t
         client_cpu_s=processor,
         counts=None if found is None else Counts.model_validate(found, from_attributes=True),
         load=machine.since(load),
+        energy_j=energy,
         requests=requests.found,
     )
 

@@ -7,8 +7,9 @@ client's own `Completion`: when tokens arrived, by the server's token ids, witho
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from threading import Lock
 from typing import Any
 
@@ -35,6 +36,7 @@ class Requests:
         self._warmup, self._counted, self._give_up = warmup, counted, max(GIVE_UP, at_once)
         self._lock, self._began = Lock(), time.perf_counter()
         self._next = self._done = self._failed_in_a_row = 0
+        self._stopped = False
         self._found: dict[int, Request] = {}
 
     @property
@@ -48,8 +50,12 @@ class Requests:
 
     @property
     def over(self) -> bool:
-        """Whether all that count are done, or the server answers no more."""
-        return self._done >= self._counted or self._failed_in_a_row >= self._give_up
+        """Whether all that count are done, the server answers no more, or the turn was stopped."""
+        return self._stopped or self._done >= self._counted or self._failed_in_a_row >= self._give_up
+
+    def stop(self) -> None:
+        """Send no more."""
+        self._stopped = True
 
     def next(self) -> int | None:
         """The number of the next request; None: the turn is over, or as many as count were sent to cool down."""
@@ -78,6 +84,9 @@ class Requests:
         except EngineError as error:
             why = {"error": str(error).splitlines()[0], "timed_out": isinstance(error, TimedOutError)}
             made = Request.model_validate(about | why | {"last_s": self.clock()})
+        except BaseException:  # no failure of a request: the turn cannot be used
+            self.stop()
+            raise
         with self._lock:
             self._found[number] = made
             self._done += part == "counted"
@@ -91,9 +100,8 @@ def closed_loop(requests: Requests, concurrency: int) -> None:
         while (number := requests.next()) is not None:
             requests.request(number)
 
-    with ThreadPoolExecutor(concurrency) as pool:
-        sent = [pool.submit(work) for _ in range(concurrency)]
-    _raise_errors(sent)
+    with _threads(requests, concurrency) as (pool, sent):
+        sent += [pool.submit(work) for _ in range(concurrency)]
 
 
 def open_loop(requests: Requests, rate: float, burstiness: float, seed: int) -> None:
@@ -101,16 +109,24 @@ def open_loop(requests: Requests, rate: float, burstiness: float, seed: int) -> 
 
     rate: a second; the times between arrivals are gamma distributed with the shape `burstiness` and the mean 1 / rate.
     """
-    random, due, sent = np.random.default_rng(seed), 0.0, []
-    with ThreadPoolExecutor(4 * CONNECTIONS) as pool:
+    random, due = np.random.default_rng(seed), 0.0
+    with _threads(requests, 4 * CONNECTIONS) as (pool, sent):
         while (number := requests.next()) is not None:
             sent.append(pool.submit(requests.request, number, due))
             due += float(random.gamma(burstiness, 1 / (rate * burstiness)))
             while (wait := due - requests.clock()) > 0 and not requests.over:
                 time.sleep(min(wait, LOOK_S))
-    _raise_errors(sent)
 
 
-def _raise_errors(sent: Iterable[Future[None]]) -> None:
-    for future in sent:
-        future.result()
+@contextmanager
+def _threads(requests: Requests, most: int) -> Iterator[tuple[ThreadPoolExecutor, list[Future[None]]]]:
+    """(threads, the list for their futures); waits for all, and raises the first error of one."""
+    sent: list[Future[None]] = []
+    with ThreadPoolExecutor(most) as pool:
+        try:
+            yield pool, sent
+            for future in sent:
+                future.result()
+        except BaseException:  # Ctrl-C too: else the other threads would send the rest of the turn
+            requests.stop()
+            raise

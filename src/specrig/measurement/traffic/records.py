@@ -66,6 +66,8 @@ class Turn(BaseModel):
     """What the server counted of its speculation during the turn; `rounds` are those with a draft."""
     load: Load | None = None
     """What the machine did meanwhile."""
+    energy_j: float | None = None
+    """Joules of the device meanwhile; None where it has no counter."""
     requests: list[Request]
 
     @property

@@ -28,6 +28,7 @@ from specrig.reporting.figures.batching import batching
 from specrig.reporting.figures.break_even_figure import break_even_figure
 from specrig.reporting.figures.engines_figure import engines_figure
 from specrig.reporting.figures.latency import latency
+from specrig.reporting.figures.loss import speed_against_loss
 from specrig.reporting.figures.marks import named
 from specrig.reporting.figures.order_figure import order_figure
 from specrig.reporting.figures.panels import PAPER_SHEETS, PHONE, SCREEN, NothingError, Sheet, empty
@@ -82,6 +83,8 @@ def drawings(results: StudyResults) -> Iterator[Drawing]:
             continue  # there is nothing to compare it with: tables say it all
         for name, draw in _of_setting(study.tasks, measured[key], chosen).items():
             yield Drawing(name, setting, draw)
+        coldest = frame[frame["temperature"] == frame["temperature"].min()]
+        yield Drawing("break_even", setting, partial(break_even_figure, coldest, study.tasks))
     # Batch sizes are what it compares, so it sees the cells of all of them.
     first = next(iter(settings.values()))
     tasks = [task for task in study.tasks if task in set(first["task"])]
@@ -94,8 +97,9 @@ def drawings(results: StudyResults) -> Iterator[Drawing]:
     yield Drawing("engines", "", lambda sheet: engines_figure(base_setting(results.compared), study.tasks, sheet))
     yield Drawing("reported", "", lambda sheet: reported_against(results.judged, sheet))
     yield Drawing("order", "", lambda sheet: order_figure(results.orders, sheet))
-    losses = training_curves(study.folder / "models")
-    yield Drawing("training", "", lambda sheet: curves.training_loss(losses, sheet))
+    yield Drawing("loss", "", lambda sheet: speed_against_loss(results.losses, study.tasks, sheet))
+    steps = training_curves(study.folder / "models")
+    yield Drawing("training", "", lambda sheet: curves.training_loss(steps, sheet))
     learnt = learning_curves(study.folder / "models")
     yield Drawing("learning", "", lambda sheet: curves.learning(learnt, sheet))
     for name, item in figures().items():
@@ -161,7 +165,6 @@ def _of_setting(
         "ranking": lambda sheet: ranking.ranking(summary, tasks, sheet),
         "rounds": lambda sheet: ranking.rounds(best, sheet),
         "predicted": lambda sheet: plots.predicted(best, tasks, sheet),
-        "break_even": lambda sheet: break_even_figure(cells, tasks, sheet),
         "emitted_lengths": lambda sheet: curves.emitted_lengths(_lengths(measured, best), tasks, sheet),
     }
 
