@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 REPOSITORY = Path(__file__).parents[1]
 CONFIG = "configs/test.yaml"
@@ -18,6 +21,20 @@ def furnish(folder: Path) -> None:
     """Give a folder what the commands of a study read: a copy of `configs/`, to be edited, and `weights/`."""
     shutil.copytree(REPOSITORY / "configs", folder / "configs")
     (folder / "weights").symlink_to(REPOSITORY / "weights")
+
+
+def own_study(name: str, table: str, prompts: Sequence[str], *, task: str = "own", **keys: Any) -> Path:
+    """The config of a study of one task and all pairs of `table`, written into the working directory with its prompts
+    and both tables. keys: further keys of the study.
+    """
+    lines = [json.dumps({"id": str(number), "prompt": text}) + "\n" for number, text in enumerate(prompts)]
+    Path("prompts.jsonl").write_text("".join(lines))
+    Path("configs/pairs.tsv").write_text(table)
+    Path("configs/tasks.tsv").write_text(f"task\tsource\n{task}\tprompts.jsonl\n")
+    pairs = [line.split("\t")[0] for line in table.splitlines()[1:]]
+    config = {"study": name, "pairs": pairs, "tasks": [task], "prompts": len(prompts), "device": "cpu", "threads": 1}
+    Path(f"configs/{name}.yaml").write_text(yaml.safe_dump(config | keys, sort_keys=False))
+    return Path(f"configs/{name}.yaml")
 
 
 QUICKLY = [

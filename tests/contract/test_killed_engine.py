@@ -14,8 +14,8 @@ from typing import Any
 
 import psutil
 import pytest
-import yaml
 
+from runs import own_study
 from specrig.audit.toy_pair import build
 from specrig.cell import Cell
 from specrig.engines.vllm import RunningEngine, Vllm
@@ -34,23 +34,10 @@ OPTIONS = {"eager": True, "multiprocessing": True}
 def study(workplace: Path) -> Study:
     """Two cells that share their baseline."""
     pair = build(workplace / "toy_pair")
-    Path("configs/pairs.tsv").write_text(f"pair\ttarget\tdraft\np\t{pair.target}\t{pair.draft}\n")
-    Path("t.jsonl").write_text('{"id": "0", "prompt": "abcabcd"}\n{"id": "1", "prompt": "dedefa"}\n')
-    Path("configs/tasks.tsv").write_text("task\tsource\nt\tt.jsonl\n")
-    config = {
-        "study": "killed",
-        "engines": ["vllm"],
-        "engine_options": {"vllm": OPTIONS},
-        "pairs": ["p"],
-        "tasks": ["t"],
-        "methods": [{"method": "draft_model", "k": [2, 4]}],
-        "prompts": 2,
-        "max_new_tokens": TOKENS,
-        "device": "cpu",
-        "threads": 1,
-    }
-    Path("configs/killed.yaml").write_text(yaml.safe_dump(config))
-    return load_study(Path("configs/killed.yaml"))
+    table = f"pair\ttarget\tdraft\np\t{pair.target}\t{pair.draft}\n"
+    keys = {"engines": ["vllm"], "engine_options": {"vllm": OPTIONS}, "max_new_tokens": TOKENS}
+    methods = [{"method": "draft_model", "k": [2, 4]}]
+    return load_study(own_study("killed", table, ["abcabcd", "dedefa"], task="t", methods=methods, **keys))
 
 
 class Watched:

@@ -7,7 +7,6 @@ torch is imported where it is needed.
 from __future__ import annotations
 
 import importlib.util
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -15,8 +14,8 @@ from types import ModuleType
 from typing import TypeAlias
 
 import pytest
-import yaml
 
+from runs import own_study
 from specrig.corpus import gather
 from specrig.training.recipe import TINY, Recipe
 
@@ -98,14 +97,6 @@ def letters(workplace: Path) -> Path:
         LlamaForCausalLM(config).save_pretrained(name)
         PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="a").save_pretrained(name)
     prompts = ["thequickbrownfox", "jumpsoverthelazydog", "andrunsandruns"]
-    Path("prompts.jsonl").write_text(
-        "".join(json.dumps({"id": str(i), "prompt": text}) + "\n" for i, text in enumerate(prompts))
-    )
-    Path("configs/pairs.tsv").write_text("pair\ttarget\tdraft\ntiny\ttarget\tdraft\n")
-    Path("configs/tasks.tsv").write_text("task\tsource\nown\tprompts.jsonl\n")
-    study = {
-        "study": "letters", "pairs": ["tiny"], "tasks": ["own"], "prompts": 3, "max_new_tokens": 16, "threads": 1, "device": "cpu",
-        "replicates": 1, "methods": [{"method": "draft_model", "k": [2, 3]}, {"method": "ngram", "k": 3}, {"method": "suffix", "k": 3}],
-    }  # fmt: skip
-    Path("configs/own.yaml").write_text(yaml.safe_dump(study))
-    return Path("configs/own.yaml")
+    methods = [{"method": "draft_model", "k": [2, 3]}, {"method": "ngram", "k": 3}, {"method": "suffix", "k": 3}]
+    table = "pair\ttarget\tdraft\ntiny\ttarget\tdraft\n"
+    return own_study("letters", table, prompts, methods=methods, max_new_tokens=16, replicates=1)

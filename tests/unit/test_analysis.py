@@ -220,11 +220,13 @@ def test_a_mean_over_tasks_has_the_degrees_of_freedom_of_welch() -> None:
     """By hand: variances 1/3 and 4/3 of the means of three; (5/3)² / ((1/9 + 16/9) / 2) = 50/17."""
     found = statistics.average([statistics.mean([-1.0, 0.0, 1.0]), statistics.mean([-2.0, 0.0, 2.0])])
     assert (found.value, found.variance, found.freedom) == pytest.approx((0, 5 / 12, 50 / 17))
-    assert statistics.stratified_mean_interval([[0.0, 0.0, 0.0], [1.0, 1.0]]) == (0.5, 0.5), (
-        "no spread within, none at all"
-    )
-    assert np.isnan(statistics.stratified_mean_interval([[0.0, 1.0], [1.0]])).all()
-    assert np.isnan(statistics.stratified_mean_interval([])).all()
+
+    def over_strata(*strata: list[float]) -> statistics.Interval:
+        return statistics.interval(statistics.average([statistics.mean(values) for values in strata]))
+
+    assert over_strata([0.0, 0.0, 0.0], [1.0, 1.0]) == (0.5, 0.5), "no spread within, none at all"
+    assert np.isnan(over_strata([0.0, 1.0], [1.0])).all()
+    assert np.isnan(over_strata()).all()
 
 
 def test_a_ratio_of_sums_by_hand() -> None:

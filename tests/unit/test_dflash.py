@@ -1,4 +1,4 @@
-"""The DFlash head: its block is what vLLM computes, it trains as it drafts, and other builds are refused."""
+"""The DFlash head: its block is what vLLM computes, and other builds are refused."""
 
 from __future__ import annotations
 
@@ -12,11 +12,8 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 from transformers import LlamaForCausalLM
 
-from specrig.heads.dflash import DFlash, choose_target_layers
+from specrig.heads.dflash import choose_target_layers
 from specrig.heads.dflash.module import DFlashHead, head_config, load, random_tensors, save
-from specrig.heads.dflash.training import DFlashLearner
-from specrig.heads.learner import Texts
-from specrig.heads.teacher import Teacher
 from specrig.runtime.transformers_model import cached_model
 from specrig.runtime.types import DecodingError
 from specrig.training import llama
@@ -98,48 +95,6 @@ def test_a_block_sees_the_features_before_it_and_all_of_itself(folder: Path, dir
         )
 
 
-def learner_of(folder: Path, **keys: Any) -> DFlashLearner:
-    """A head whose weights are all of some size."""
-    teacher = Teacher(LlamaForCausalLM.from_pretrained(folder), (V,), torch.device("cpu"))
-    learner = DFlashLearner(DFlash.model_validate(keys), teacher, teacher, torch.tensor(EVERY), 1)
-    generator = torch.Generator().manual_seed(2)
-    with torch.no_grad():
-        for weight in learner.parameters():
-            weight.add_(0.2 * torch.randn(weight.shape, generator=generator))
-    return learner
-
-
-@pytest.mark.parametrize("layers", [1, 3])
-def test_the_training_head_is_the_decoding_head(folder: Path, layers: int) -> None:
-    """Rows of different lengths, k tokens in one pass, before and after a round that accepted some."""
-    learner = learner_of(folder, layers=layers)
-    learner.save(folder / "head")
-    target = cached_model(LlamaForCausalLM.from_pretrained(folder))
-    head = load(folder / "head", target)
-    tokens = torch.randint(0, V, (2, 12), generator=torch.Generator().manual_seed(4))
-    ends = [9, 5]  # tokens of each row that the first round knows
-    with torch.no_grad():
-        states = learner.model.model.base_model(input_ids=tokens, output_hidden_states=True).hidden_states
-        states = torch.cat([states[layer] for layer in head.target_layers], -1)
-        every = torch.arange(12).expand(2, 12)
-        expected = learner.output(learner.predicted(tokens, states, every, 4))
-    target.start(2, 64)
-    features = head.fuse(states)
-    head.begin([row[:end].tolist() for row, end in zip(tokens, ends, strict=True)], features)
-    for accepted in ([0, 0], [2, 1]):
-        if any(accepted):  # and the target's own token
-            verified = torch.stack([row[end - 1 : end + 3] for row, end in zip(features, ends, strict=True)])
-            head.accept(verified, [list(range(count)) for count in accepted])
-            ends = [end + count + 1 for end, count in zip(ends, accepted, strict=True)]
-        rows = [row[:end].tolist() for row, end in zip(tokens, ends, strict=True)]
-        calls = sum(count for count, _ in head.pass_totals().values())
-        found = head.draft(rows, [False, False], 4)
-        assert sum(count for count, _ in head.pass_totals().values()) == calls + 1
-        for row, end in enumerate(ends):
-            torch.testing.assert_close(found[row], expected[row, end - 1], atol=1e-4, rtol=1e-4)
-    assert head.target_ids(torch.arange(6)).tolist() == EVERY
-
-
 def test_the_layers_that_it_reads_lie_within_the_target() -> None:
     assert choose_target_layers(30) == (5, 15, 25)
     assert choose_target_layers(2) == (1,)
@@ -167,22 +122,3 @@ def test_wrong_checkpoints_are_refused(folder: Path, changed: dict[str, Any], me
     save(folder / "head", config, random_tensors(config, 1))
     with pytest.raises(DecodingError, match=message):
         load(folder / "head", target)
-
-
-@pytest.mark.parametrize("position_weights", ["decay", "d_pace"])
-@pytest.mark.parametrize("loss", ["kl", "lk"])
-def test_only_what_the_target_wrote_is_learnt(folder: Path, position_weights: str, loss: str) -> None:
-    """What stands behind the text's end changes no loss."""
-    losses = []
-    for end in (3, 19):
-        learner = learner_of(folder, k=4, anchors=0.5, position_weights=position_weights, loss=loss)
-        tokens = torch.randint(0, V, (2, 15), generator=torch.Generator().manual_seed(4))
-        written = torch.ones_like(tokens, dtype=torch.bool)
-        written[:, :5], written[:, 12:] = False, False
-        tokens[:, 12:] = end
-        states = learner.teacher.states(tokens, learner.aux_layers)
-        found = learner.loss(Texts(tokens, written), states, states[..., -D:])
-        found.backward()
-        losses.append(found.item())
-        assert all(each.grad is not None and each.grad.abs().sum() > 0 for each in learner.parameters())
-    assert losses[0] == pytest.approx(losses[1], rel=1e-6)

@@ -18,9 +18,9 @@ import numpy as np
 import pandas as pd
 import psutil
 import pytest
-import yaml
 from synthetic import cell_records, write_study
 
+from runs import own_study
 from specrig import cli
 from specrig.analysis.cells import cells_table
 from specrig.analysis.claims import judge
@@ -461,25 +461,15 @@ def test_a_disturbed_cell_gives_no_verdict_on_speed(metric: str, verdict: str) -
 def study_file(workplace: Path) -> Path:
     """A tiny study of two replicates, one method, T 0 and 1."""
     pair = build(workplace / "toy_pair")
-    Path("configs/pairs.tsv").write_text(f"pair\ttarget\tdraft\np\t{pair.target}\t{pair.draft}\n")
-    Path("t.jsonl").write_text('{"id": "0", "prompt": "abcabcd"}\n{"id": "1", "prompt": "dedefa"}\n')
-    Path("configs/tasks.tsv").write_text("task\tsource\nt\tt.jsonl\n")
-    config = {
-        "study": "tiny",
-        "pairs": ["p"],
-        "tasks": ["t"],
+    table = f"pair\ttarget\tdraft\np\t{pair.target}\t{pair.draft}\n"
+    keys = {
         "temperatures": [0, 1],
         "methods": [{"method": "ngram", "k": [2, 4]}],
-        "prompts": 2,
         "replicates": 2,
-        "remeasure": {"times": 0},
         "max_new_tokens": 16,
-        "device": "cpu",
-        "threads": 1,
-        "tables": {"reported": None},
     }
-    Path("configs/tiny.yaml").write_text(yaml.safe_dump(config))
-    study = load_study(Path("configs/tiny.yaml"))
+    keys |= {"remeasure": {"times": 0}, "tables": {"reported": None}}
+    study = load_study(own_study("tiny", table, ["abcabcd", "dedefa"], task="t", **keys))
     file = study.root / "study.json"
     file.parent.mkdir(parents=True)
     file.write_text(study.model_dump_json())

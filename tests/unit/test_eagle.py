@@ -18,15 +18,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from specrig.decoding.drafters.eagle2 import Eagle2, rerank
 from specrig.decoding.sampling import Sampler
 from specrig.decoding.types import Context
-from specrig.heads.eagle import Eagle as EagleRecipe
 from specrig.heads.eagle.module import EagleHead, head_config, load, random_tensors, save
-from specrig.heads.eagle.training import EagleLearner
-from specrig.heads.teacher import Teacher
 from specrig.runtime.transformers_model import cached_model
 from specrig.runtime.types import DecodingError
-from specrig.training import llama
-from specrig.training.llama import Llama
-from specrig.training.recipe import Shape
 
 V, D = 23, 16
 
@@ -215,34 +209,3 @@ def every_path(head: EagleHead, row: list[int], hidden: Tensor, width: int, dept
         worth |= found
         level = sorted(found, key=found.__getitem__, reverse=True)[:width]
     return worth
-
-
-TINY = Shape(layers=2, hidden=32, heads=2, intermediate=48, context=64)
-
-
-def test_the_training_head_is_the_decoding_head(tmp_path: Path) -> None:
-    model = Llama(TINY, V).initialise(0)
-    llama.save(model, tmp_path, (0,))
-    teacher = Teacher(LlamaForCausalLM.from_pretrained(tmp_path), (V,), torch.device("cpu"))
-    layer = EagleLearner(EagleRecipe(), teacher, teacher, None, 1)
-    with torch.no_grad():
-        for weight in layer.parameters():
-            weight.add_(0.1 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(2)))
-    layer.scale = torch.linspace(0.5, 2.0, len(layer.scale))  # what a checkpoint's fc holds
-    target = cached_model(LlamaForCausalLM.from_pretrained(tmp_path))
-    target.start(1, 64)
-    head = EagleHead(head_config(target.config), layer.tensors(), target)
-    tokens = torch.randint(0, V, (1, 12), generator=torch.Generator().manual_seed(4))
-    with torch.no_grad():
-        hidden = model(tokens)
-        embedded = F.embedding(tokens[:, 1:], model.embedding)
-        steps = list(layer(embedded, hidden[:, :-1], 3))
-        # Step j + 1's last entry is what the head drafts after true features up to j positions before the end.
-        for back in range(3):
-            end = 12 - back
-            row = tokens[0, :end].tolist()
-            head.begin([row], hidden[:, : end - 1])
-            _, feature = head.advance([row])
-            for token in tokens[0, end:]:
-                _, feature = head.step(token.unsqueeze(0), feature)
-            torch.testing.assert_close(steps[back][0, -1], feature[0], atol=1e-4, rtol=1e-4)

@@ -135,36 +135,6 @@ def test_wrong_checkpoints_are_refused(target, tmp_path: Path) -> None:
 TINY = Shape(layers=3, hidden=32, heads=2, intermediate=48, context=64)
 
 
-def test_the_training_head_is_the_decoding_head(tmp_path: Path) -> None:
-    model = Llama(TINY, V).initialise(0)
-    llama.save(model, tmp_path, (0,))
-    teacher = Teacher(LlamaForCausalLM.from_pretrained(tmp_path), (V,), torch.device("cpu"))
-    layer = Eagle3Learner(Eagle3Recipe(), teacher, teacher, torch.tensor([0, 3, 4, 11, 20, 22]), 1)
-    with torch.no_grad():
-        for weight in layer.parameters():
-            weight.add_(0.1 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(2)))
-    layer.scale = torch.linspace(0.5, 2.0, len(layer.scale))  # what a checkpoint's fc holds
-    target = cached_model(LlamaForCausalLM.from_pretrained(tmp_path))
-    target.start(1, 64)
-    layer.save(tmp_path / "head")
-    head = load(tmp_path / "head", target)
-    tokens = torch.randint(0, V, (1, 12), generator=torch.Generator().manual_seed(4))
-    with torch.no_grad():
-        states = model(tokens, layer.aux_layers)
-        embedded = F.embedding(tokens[:, 1:], model.embedding)
-        steps = list(layer(embedded, states[:, :-1], 3))
-        # Step j + 1's last entry is what the head drafts after true features up to j positions before the end.
-        for back in range(3):
-            row = tokens[0, : 12 - back].tolist()
-            head.begin([row], head.fuse(states[:, : len(row) - 1, : 3 * 32]))
-            logits, output = head.advance([row])
-            for token in tokens[0, 12 - back :]:
-                logits, output = head.step(token.unsqueeze(0), output)
-            torch.testing.assert_close(steps[back][0, -1], output[0], atol=1e-4, rtol=1e-4)
-            torch.testing.assert_close(layer.logits(steps[back][0, -1]), logits[0], atol=1e-4, rtol=1e-4)
-            assert head.target_ids(torch.arange(6)).tolist() == [0, 3, 4, 11, 20, 22]
-
-
 def pair_of(target: Any, folder: Path) -> Any:
     """Resources with a target and one head."""
     return SimpleNamespace(target=target, head=lambda _: folder)

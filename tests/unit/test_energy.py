@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from synthetic import cell_records
 
+from runs import own_study
 from specrig.analysis.cells import cells_table
 from specrig.analysis.energy import COLUMNS
 from specrig.cell import Cell
@@ -194,17 +195,10 @@ def test_a_study_has_its_energy_and_its_floor(workplace: Path, monkeypatch: pyte
     """The real runner and engine, with a meter passed in: batches, warm-up and baseline each pay for themselves."""
     Path("shape").mkdir()
     Path("shape/config.json").write_text(json.dumps(SHAPE))
-    Path("prompts.jsonl").write_text(
-        "".join(json.dumps({"id": i, "prompt": "tell me " * (i + 1)}) + "\n" for i in range(4))
-    )
-    Path("configs/pairs.tsv").write_text(
-        "pair\ttarget\tdraft\tweights\tsimulated_acceptance\nshape\t./shape\t./shape\trandom\t0.7\n"
-    )
-    Path("configs/tasks.tsv").write_text("task\tsource\nown\tprompts.jsonl\n")
-    study = load_study(
-        {"study": "s", "pairs": ["shape"], "tasks": ["own"], "methods": [{"method": "draft_model", "k": 2}], "prompts": 4,
-         "max_new_tokens": 8, "batch_sizes": [2], "device": "cpu", "threads": 1, "tables": {"reported": None}}
-    )  # fmt: skip
+    table = "pair\ttarget\tdraft\tweights\tsimulated_acceptance\nshape\t./shape\t./shape\trandom\t0.7\n"
+    prompts, methods = ["tell me " * count for count in (1, 2, 3, 4)], [{"method": "draft_model", "k": 2}]
+    keys = {"max_new_tokens": 8, "batch_sizes": [2], "tables": {"reported": None}}
+    study = load_study(own_study("s", table, prompts, methods=methods, **keys))
     study.root.mkdir(parents=True)
     (study.root / "study.json").write_text(study.model_dump_json())
     meter, generate = Counting(), Native.generate

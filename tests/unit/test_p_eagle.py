@@ -1,24 +1,18 @@
-"""The P-EAGLE head: it trains as it drafts, its masks see what they may, and a depth weighs what it is worth."""
+"""The P-EAGLE head: its masks see what they may, and a depth weighs what it is worth."""
 
 from __future__ import annotations
 
 import itertools
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from specrig.heads.eagle3 import module as eagle3
-from specrig.heads.learner import Texts
 from specrig.heads.losses import ALPHA, d_pace
-from specrig.heads.p_eagle import PEagle
 from specrig.heads.p_eagle.module import head_config, load, random_tensors, save
-from specrig.heads.p_eagle.training import PEagleLearner
-from specrig.heads.teacher import Teacher
 from specrig.runtime.transformers_model import cached_model
 from specrig.runtime.types import DecodingError
 from specrig.training import llama
@@ -35,50 +29,6 @@ def folder(tmp_path: Path) -> Path:
     """A target."""
     llama.save(Llama(TINY, V).initialise(0), tmp_path, (0,))
     return tmp_path
-
-
-def learner_of(folder: Path, **keys: Any) -> PEagleLearner:
-    """A head whose weights are all of some size."""
-    teacher = Teacher(LlamaForCausalLM.from_pretrained(folder), (V,), torch.device("cpu"))
-    learner = PEagleLearner(PEagle.model_validate(keys), teacher, teacher, torch.tensor(EVERY), 1)
-    generator = torch.Generator().manual_seed(2)
-    with torch.no_grad():
-        for weight in learner.parameters():
-            weight.add_(0.2 * torch.randn(weight.shape, generator=generator))
-    learner.scale = torch.linspace(0.5, 2.0, len(learner.scale))  # what a checkpoint's fc holds
-    return learner
-
-
-@pytest.mark.parametrize("layers", [1, 2])
-def test_the_training_head_is_the_decoding_head(folder: Path, layers: int) -> None:
-    """Rows of different lengths, k tokens in one pass; the entries that were kept say the same without the masks."""
-    learner = learner_of(folder, layers=layers)
-    learner.save(folder / "head")
-    target = cached_model(LlamaForCausalLM.from_pretrained(folder))
-    head = load(folder / "head", target)
-    tokens = torch.randint(0, V, (2, 12), generator=torch.Generator().manual_seed(4))
-    ends = [9, 5]  # tokens of each row that the first round knows
-    with torch.no_grad():
-        states = learner.model.model.base_model(input_ids=tokens, output_hidden_states=True).hidden_states
-        states = torch.cat([states[layer] for layer in head.target_layers], -1)
-        every = torch.arange(11).expand(2, 11)
-        expected = [learner.logits(part) for part in learner.predicted(tokens[:, 1:], states[:, :-1], [every] * 3)]
-    target.start(2, 64)
-    features = head.fuse(states)
-    head.begin([row[:end].tolist() for row, end in zip(tokens, ends, strict=True)], features)
-    for accepted in ([0, 0], [2, 1]):
-        if any(accepted):  # and the target's own token
-            read = torch.stack([row[end - 1 : end + 3] for row, end in zip(features, ends, strict=True)])
-            head.accept(read, [list(range(count)) for count in accepted])
-            ends = [end + count + 1 for end, count in zip(ends, accepted, strict=True)]
-        rows = [row[:end].tolist() for row, end in zip(tokens, ends, strict=True)]
-        calls = sum(count for count, _ in head.pass_totals().values())
-        found = head.draft(rows, [False, False], 4)
-        assert sum(count for count, _ in head.pass_totals().values()) == calls + 1
-        for row, end in enumerate(ends):
-            for depth in range(4):
-                torch.testing.assert_close(found[row, depth], expected[depth][row, end - 2], atol=1e-4, rtol=1e-4)
-    assert head.target_ids(torch.arange(6)).tolist() == EVERY
 
 
 def test_the_first_token_is_eagle3s_and_the_others_do_not_depend_on_k(folder: Path) -> None:
@@ -132,7 +82,7 @@ def test_d_pace_weighs_a_position_by_what_it_adds() -> None:
         assert d_pace(right)[:, row].tolist() == pytest.approx(naive(right[:, row].tolist()))
 
 
-def test_drop_out_leaves_d_paces_weights_as_they_are_on_average(folder: Path) -> None:
+def test_drop_out_leaves_d_paces_weights_as_they_are_on_average() -> None:
     """Drafts that end early are made up for by those that do not."""
     torch.manual_seed(0)
     shares, right = torch.tensor([1.0, 0.7, 0.49, 0.343]), torch.tensor([0.9, 0.2, 0.7, 0.5])
@@ -142,23 +92,3 @@ def test_drop_out_leaves_d_paces_weights_as_they_are_on_average(folder: Path) ->
     # A depth's sum over those that it is learnt from is the whole text's.
     found = [(weights[depth] * kept[depth]).mean().item() for depth in range(4)]
     assert found == pytest.approx(naive(right.tolist()), rel=0.02)
-
-
-@pytest.mark.parametrize("position_weights", ["decay", "d_pace"])
-@pytest.mark.parametrize("loss", ["kl", "lk"])
-def test_only_what_the_target_wrote_is_learnt(folder: Path, position_weights: str, loss: str) -> None:
-    """Neither other rows' tokens nor those behind the text's end change the loss of what is written."""
-    losses = []
-    for end in (3, 19):
-        learner = learner_of(folder, k=4, position_weights=position_weights, loss=loss)
-        tokens = torch.randint(0, V, (2, 15), generator=torch.Generator().manual_seed(4))
-        written = torch.ones_like(tokens, dtype=torch.bool)
-        written[:, :5], written[:, 12:] = False, False
-        tokens[:, 12:] = end
-        states = learner.teacher.states(tokens, learner.aux_layers)
-        found = learner.loss(Texts(tokens, written), states, states[..., -D:])
-        found.backward()
-        losses.append(found.item())
-        slope: Tensor | None = learner.mask_hidden.grad
-        assert slope is not None and slope.abs().sum() > 0
-    assert losses[0] == pytest.approx(losses[1], rel=1e-6)

@@ -4,7 +4,6 @@ found.
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import yaml
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import MistralConfig, MistralForCausalLM, PreTrainedTokenizerFast
 
+from runs import own_study
 from specrig.audit import reference
 from specrig.audit.run import audit_records
 from specrig.measurement.records import Record, study_records
@@ -44,17 +44,8 @@ def windowed(workplace: Path) -> Path:
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="a").save_pretrained("model")
     prompts = ["thequickbrownfox", "jumpsoverthelazydogandruns"]
-    Path("prompts.jsonl").write_text(
-        "".join(json.dumps({"id": str(i), "prompt": text}) + "\n" for i, text in enumerate(prompts))
-    )
-    Path("configs/pairs.tsv").write_text("pair\ttarget\tdraft\ntiny\tmodel\tmodel\n")
-    Path("configs/tasks.tsv").write_text("task\tsource\nown\tprompts.jsonl\n")
-    study = {
-        "study": "windowed", "pairs": ["tiny"], "tasks": ["own"], "prompts": 2, "max_new_tokens": 24, "threads": 1, "device": "cpu",
-        "methods": [{"method": "draft_model", "k": 3}],
-    }  # fmt: skip
-    Path("configs/own.yaml").write_text(yaml.safe_dump(study))
-    return Path("configs/own.yaml")
+    table, methods = "pair\ttarget\tdraft\ntiny\tmodel\tmodel\n", [{"method": "draft_model", "k": 3}]
+    return own_study("windowed", table, prompts, methods=methods, max_new_tokens=24)
 
 
 def audited(study: Study) -> pd.DataFrame:

@@ -19,9 +19,9 @@ from typing import Any
 
 import psutil
 import pytest
-import yaml
 from inference_server import PAUSE_S, STORIES, InferenceServer
 
+from runs import own_study
 from specrig.analysis import acceptance
 from specrig.cell import Cell
 from specrig.decoding.types import Counts
@@ -345,31 +345,12 @@ def test_a_server_does_not_outlive_a_killed_parent() -> None:
 @pytest.fixture
 def study(workplace: Path) -> Callable[..., Path]:
     """Writes a study of servers on the small model in the working directory."""
-    Path("prompts.jsonl").write_text(
-        "".join(
-            json.dumps({"id": str(number), "prompt": text}) + "\n"
-            for number, text in enumerate((PROMPT, "The dog ran to"))
-        )
-    )
-    Path("configs/pairs.tsv").write_text(f"pair\ttarget\tdraft\np\t{STORIES}\t\n")
-    Path("configs/tasks.tsv").write_text("task\tsource\nt\tprompts.jsonl\n")
 
     def write(**changes: Any) -> Path:
-        config = {
-            "study": "by_url",
-            "engines": ["native", "server"],
-            "pairs": ["p"],
-            "tasks": ["t"],
-            "methods": [{"method": "ngram", "k": K}],
-            "prompts": 2,
-            "max_new_tokens": 32,
-            "warmup": 0,
-            "device": "cpu",
-            "threads": 1,
-        } | changes
-        path = Path("configs/by_url.yaml")
-        path.write_text(yaml.safe_dump(config, sort_keys=False))
-        return path
+        keys = {"engines": ["native", "server"], "methods": [{"method": "ngram", "k": K}]}
+        keys |= {"max_new_tokens": 32, "warmup": 0}
+        table, prompts = f"pair\ttarget\tdraft\np\t{STORIES}\t\n", [PROMPT, "The dog ran to"]
+        return own_study("by_url", table, prompts, task="t", **keys | changes)
 
     return write
 

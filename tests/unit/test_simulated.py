@@ -12,6 +12,7 @@ import torch
 import yaml
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from runs import own_study
 from specrig.analysis.cost_model import expected_tokens
 from specrig.audit.run import audit_records
 from specrig.cell import Cell
@@ -136,18 +137,13 @@ def test_random_models_run_in_their_dtype_and_are_not_degenerate(config: dict[st
 @pytest.fixture
 def study(workplace: Path, shapes: dict[str, str]) -> Path:
     """A study of one pair of random weights, on prompts of its own."""
-    Path("prompts.jsonl").write_text(
-        "".join(json.dumps({"id": i, "prompt": "tell me " * (i + 1)}) + "\n" for i in range(3))
-    )
     header = "pair\ttarget\tdraft\tweights\tsimulated_acceptance\n"
-    Path("configs/pairs.tsv").write_text(header + f"shape\t{shapes['target']}\t{shapes['draft']}\trandom\t0.7\n")
-    Path("configs/tasks.tsv").write_text("task\tsource\nown\tprompts.jsonl\n")
-    config = {
-        "study": "shape", "pairs": ["shape"], "tasks": ["own"], "prompts": 3, "max_new_tokens": 40, "threads": 1, "device": "cpu",
-        "methods": [{"method": "draft_model", "k": 4}, "autoregressive"],
-    }  # fmt: skip
-    Path("configs/shape.yaml").write_text(yaml.safe_dump(config))
-    return Path("configs/shape.yaml")
+    table = header + f"shape\t{shapes['target']}\t{shapes['draft']}\trandom\t0.7\n"
+    prompts, methods = (
+        ["tell me " * count for count in (1, 2, 3)],
+        [{"method": "draft_model", "k": 4}, "autoregressive"],
+    )
+    return own_study("shape", table, prompts, methods=methods, max_new_tokens=40)
 
 
 def test_records_say_that_the_acceptance_is_simulated(study: Path) -> None:

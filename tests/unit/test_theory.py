@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 from specrig.analysis import roofline
 from specrig.analysis.cost_model import (
     best_k,
-    expected_adaptive_tokens,
     expected_tokens,
-    expected_tree_tokens,
     required_alpha,
     walltime_improvement,
 )
@@ -59,34 +57,6 @@ def test_limits(k: int, c: float) -> None:
 
 def test_closed_form_of_equation_1() -> None:
     assert expected_tokens(0.72, 5) == pytest.approx((1 - 0.72**6) / (1 - 0.72))
-
-
-@given(ALPHA, st.integers(0, 8))
-def test_a_chain_is_a_tree(alpha: float, k: int) -> None:
-    assert expected_tree_tokens([alpha] * k, list(range(-1, k - 1))) == pytest.approx(expected_tokens(alpha, k))
-
-
-def test_a_tree_agrees_with_simulation() -> None:
-    # Two children of the root, two below the first: ranks are accepted with 0.6 and 0.2, at most one of them.
-    acceptance, parents = [0.6, 0.2, 0.5, 0.3], [-1, -1, 0, 0]
-    random = np.random.default_rng(3)
-    emitted = []
-    for _ in range(40_000):
-        first = random.random()
-        depth = 0 if first >= 0.8 else 1
-        if first < 0.6:
-            depth += random.random() < 0.8
-        emitted.append(1 + depth)
-    assert expected_tree_tokens(acceptance, parents) == pytest.approx(np.mean(emitted), abs=0.02)
-    with pytest.raises(ValueError, match="together: at most 1"):
-        expected_tree_tokens([0.7, 0.4], [-1, -1])
-    with pytest.raises(ValueError, match="parents stand before"):
-        expected_tree_tokens([0.7, 0.4], [1, -1])
-
-
-def test_adaptive_k_is_the_mean_over_rounds() -> None:
-    tokens = np.concatenate([simulated(0.7, 2, 30_000), simulated(0.7, 6, 10_000, seed=1)])
-    assert expected_adaptive_tokens(0.7, {2: 3, 6: 1}) == pytest.approx(tokens.mean(), abs=0.03)
 
 
 @given(ALPHA, st.integers(1, 8), st.floats(0, 0.5))

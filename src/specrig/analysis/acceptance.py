@@ -127,17 +127,8 @@ def positions(records: Iterable[Record]) -> pd.DataFrame:
         offered = depths >= position
         reached = int((offered & (accepted >= position - 1)).sum())
         taken = int((accepted >= position).sum())
-        rows.append(
-            {
-                "position": position,
-                "rounds": len(pairs),
-                "offered": int(offered.sum()),
-                "reached": reached,
-                "accepted": taken,
-                "conditional": taken / reached if reached else NAN,
-                "unconditional": taken / len(pairs),
-            }
-        )
+        shares = [taken / reached if reached else NAN, taken / len(pairs)]
+        rows.append([position, len(pairs), int(offered.sum()), reached, taken, *shares])
     return pd.DataFrame(rows, columns=POSITION_COLUMNS)
 
 

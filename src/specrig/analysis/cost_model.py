@@ -6,7 +6,7 @@ pass of the baseline.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import zip_longest
 
@@ -34,35 +34,6 @@ def walltime_improvement(alpha: float, k: int, c: float, verify_cost: float = 1.
     tokens, in one-token target passes. Raises ValueError like `expected_tokens`.
     """
     return expected_tokens(alpha, k) / (k * c + verify_cost)
-
-
-def expected_tree_tokens(acceptance: Sequence[float], parents: Sequence[int]) -> float:
-    """E[tokens per target pass] of a static tree: 1 + Σ over nodes of the product of acceptances from the root to the
-    node.
-
-    acceptance[i]: the chance that node i is the target's choice, given that its parent was. Siblings exclude each
-    other. parents[i]: the index of node i's parent, smaller than i, or -1 for a child of the root. A chain with one α
-    gives `expected_tokens` (SpecInfer 2305.09781, section 4; Medusa 2401.10774, section 2.3.3).
-
-    Raises ValueError where a parent does not stand before its child, or the acceptances of siblings sum to more than 1
-    or are negative.
-    """
-    reach: list[float] = []
-    totals: dict[int, float] = {}
-    for node, (probability, parent) in enumerate(zip(acceptance, parents, strict=True)):
-        if not -1 <= parent < node:
-            raise ValueError(f"node {node} has parent {parent}: parents stand before their children, the root is -1")
-        totals[parent] = totals.get(parent, 0.0) + probability
-        if probability < 0 or totals[parent] > 1 + 1e-9:
-            raise ValueError(f"the children of node {parent} are accepted with {totals[parent]:g} together: at most 1")
-        reach.append(probability * (reach[parent] if parent >= 0 else 1.0))
-    return 1 + sum(reach)
-
-
-def expected_adaptive_tokens(alpha: float, shares: dict[int, float]) -> float:
-    """E[tokens per target pass] where k changes from round to round. shares: k -> its share of the rounds."""
-    total = sum(shares.values())
-    return sum(share * expected_tokens(alpha, k) for k, share in shares.items()) / total
 
 
 def required_alpha(speedup: float, k: int, c: float, verify_cost: float = 1.0) -> float | None:

@@ -24,6 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import combinations
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -108,6 +109,10 @@ class _Cell:
     influence: pd.Series
 
 
+_conditions = attrgetter("source", "target", "task", "sampling_temperature", "hardware", "batch", "metric")
+"""What the figures of a ranking share."""
+
+
 def rankings(claims: Sequence[Claim]) -> list[Ranking]:
     """The rankings in a list of claims, in its order; a set of claims about fewer than two methods is none."""
     groups: dict[tuple[Any, ...], dict[str, float]] = {}
@@ -115,15 +120,7 @@ def rankings(claims: Sequence[Claim]) -> list[Ranking]:
     for claim in claims:
         if claim.metric not in METRICS or claim.nucleus or claim.interval is None or claim.base_method in BASELINES:
             continue
-        key = (
-            claim.source,
-            claim.target,
-            claim.task,
-            claim.sampling_temperature,
-            claim.hardware,
-            claim.batch,
-            claim.metric,
-        )
+        key = _conditions(claim)
         figures = groups.setdefault(key, {})
         first.setdefault(key, claim)
         figures[claim.base_method] = max(sum(claim.interval) / 2, figures.get(claim.base_method, 0.0))

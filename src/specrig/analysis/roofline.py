@@ -14,14 +14,9 @@ from specrig.models import facts
 from specrig.models.facts.devices import Device, named_sizes
 
 BYTES = {
-    "float32": 4.0,
-    "fp32": 4.0,
-    "float16": 2.0,
-    "fp16": 2.0,
-    "bfloat16": 2.0,
-    "bf16": 2.0,
-    "fp8": 1.0,
-    "int8": 1.0,
+    **dict.fromkeys(("float32", "fp32"), 4.0),
+    **dict.fromkeys(("float16", "fp16", "bfloat16", "bf16"), 2.0),
+    **dict.fromkeys(("fp8", "int8"), 1.0),
     "awq": 0.52,
 }
 """Bytes per weight. AWQ: 4 bits, plus 2.5 bytes of scale and zero point per group of 128; its output head stays in 16

@@ -165,14 +165,6 @@ def mean_interval(values: ArrayLike) -> Interval:
     return interval(mean(values))
 
 
-def stratified_mean_interval(strata: Sequence[ArrayLike]) -> Interval:
-    """95 % interval of the mean over strata of each stratum's mean; NaN when a stratum has fewer than two units.
-
-    This is the interval of "the geometric mean over tasks" when each stratum holds one task's log speedups.
-    """
-    return interval(average([mean(values) for values in strata]))
-
-
 def stratified_ratio_interval(strata: Sequence[Sequence[tuple[float, float]]]) -> Interval:
     """95 % interval of the mean over strata of Σ numerators / Σ denominators. A stratum lists (numerator, denominator)
     per unit.

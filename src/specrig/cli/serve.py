@@ -58,19 +58,8 @@ def target(
     """Serve a target model, which verifies drafts and adds its own token."""
     from specrig.services.worker_app import Serving, serve_model
 
-    serving = Serving(
-        model,
-        revision,
-        dtype,
-        device,
-        batch,
-        sessions or 2 * batch,
-        context,
-        queue,
-        threads,
-        vocabulary,
-        random_weights,
-    )
+    held = sessions or 2 * batch
+    serving = Serving(model, revision, dtype, device, batch, held, context, queue, threads, vocabulary, random_weights)
     serve_model("target", serving, host, port)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import datetime
 import random
 from collections.abc import Callable, Iterator
+from functools import cache, partial
 
 from babel import Locale
 from babel.dates import format_date, format_timedelta
@@ -45,7 +46,7 @@ _Phrase = tuple[str, Callable[[str], str]]
 def translation(seed: int, settings: Corpus) -> Iterator[Example]:
     """Yield translation examples without end, one language after the other; the entities decide which are held out."""
     heldout_share = settings.heldout_share
-    kinds = (_date, _territories, _quantity, _money, _relative, _tongues)
+    kinds = (_date, partial(_names, "territories"), _quantity, _money, _relative, partial(_names, "languages"))
     index = 0
     while True:
         heldout = hash_fraction(seed, "translation", index) < heldout_share
@@ -75,18 +76,11 @@ def _date(random_: random.Random) -> _Phrase:
     return f"date {day}", lambda locale: format_date(day, style, locale=locale)
 
 
-def _territories(random_: random.Random) -> _Phrase:
-    codes = random_.sample(_territory_codes(), random_.randint(2, 5))
-    names = {code: Locale(code).territories for code in ("en", *LANGUAGES)}
-    return f"territories {' '.join(sorted(codes))}", lambda locale: format_list(
-        [names[locale][code] for code in codes], locale=locale
-    )
-
-
-def _tongues(random_: random.Random) -> _Phrase:
-    codes = random_.sample(_language_codes(), random_.randint(2, 5))
-    names = {code: Locale(code).languages for code in ("en", *LANGUAGES)}
-    return f"languages {' '.join(sorted(codes))}", lambda locale: format_list(
+def _names(table: str, random_: random.Random) -> _Phrase:
+    """Some entries of a table of `Locale`, `territories` or `languages`."""
+    codes = random_.sample(_codes(table), random_.randint(2, 5))
+    names = {code: getattr(Locale(code), table) for code in ("en", *LANGUAGES)}
+    return f"{table} {' '.join(sorted(codes))}", lambda locale: format_list(
         [names[locale][code] for code in codes], locale=locale
     )
 
@@ -121,26 +115,12 @@ def _relative(random_: random.Random) -> _Phrase:
     return f"{amount} {unit} {ahead} {share}", render
 
 
-_codes: dict[str, list[str]] = {}
-
-
-def _territory_codes() -> list[str]:
-    """Two-letter codes of the countries and areas that have a name in all five locales, sorted."""
-    if "territories" not in _codes:
-        tables = [Locale(code).territories for code in ("en", *LANGUAGES)]
-        _codes["territories"] = sorted(
-            code
-            for code in tables[0]
-            if len(code) == 2 and code not in ("XA", "XB") and all(code in table for table in tables)
-        )
-    return _codes["territories"]
-
-
-def _language_codes() -> list[str]:
-    """Two-letter codes of the languages that have a name in all five locales, sorted."""
-    if "languages" not in _codes:
-        tables = [Locale(code).languages for code in ("en", *LANGUAGES)]
-        _codes["languages"] = sorted(
-            code for code in tables[0] if len(code) == 2 and all(code in table for table in tables)
-        )
-    return _codes["languages"]
+@cache
+def _codes(table: str) -> list[str]:
+    """The table's two-letter codes that have a name in all five locales, sorted."""
+    tables = [getattr(Locale(code), table) for code in ("en", *LANGUAGES)]
+    return sorted(
+        code
+        for code in tables[0]
+        if len(code) == 2 and code not in ("XA", "XB") and all(code in each for each in tables)
+    )

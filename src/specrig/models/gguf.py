@@ -85,15 +85,8 @@ def _config(file: Path, model: str) -> dict[str, Any]:
         read = {
             name: field.contents() for name, field in reader.fields.items() if name.startswith("general.architecture")
         }
-    except (
-        ValueError,
-        IndexError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        ArithmeticError,
-        OSError,
-    ) as error:  # whatever a header that is none leads the reader to
+    # Whatever a header that is none leads the reader to.
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, OSError) as error:
         reason = first_line(error)
         raise ModelError(f"{model}: no whole GGUF file ({reason}); fetch it again") from error
     size = file.stat().st_size

@@ -20,13 +20,7 @@ STATE = re.compile(
 )
 """In the name of a key that sizes or treats a recurrent state."""
 HEADS = (
-    "num_attention_heads",
-    "n_head",
-    "n_heads",
-    "num_heads",
-    "attention_heads",
-    "num_attention_groups",
-    "encoder_attention_heads",
+    "num_attention_heads n_head n_heads num_heads attention_heads num_attention_groups encoder_attention_heads".split()
 )
 POSITIONS = re.compile(r"position|rope|rotary|n_ctx|max_seq_len|max_target_length")
 """In the name of a key that says how positions enter, or how many there are."""

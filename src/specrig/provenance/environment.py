@@ -32,17 +32,9 @@ trained for (`provenance.trained_for`)."""
 
 
 SHAPE = (
-    *(
-        "model_type",
-        "hidden_size",
-        "intermediate_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "head_dim",
-    ),
-    *("vocab_size", "max_position_embeddings", "tie_word_embeddings", "num_local_experts", "num_experts_per_tok"),
-)
+    "model_type hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim "
+    "vocab_size max_position_embeddings tie_word_embeddings num_local_experts num_experts_per_tok"
+).split()
 """Keys of a config.json that decide how many bytes a pass reads."""
 
 

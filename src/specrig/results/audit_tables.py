@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, cast
 
 import pandas as pd
@@ -9,7 +10,8 @@ import pandas as pd
 from specrig.analysis.cells import row_dicts
 from specrig.audit.identity import IDENTITY, UNDER_LOAD
 from specrig.audit.multiple_testing import FAMILY_WISE
-from specrig.results.grid import Grid, GridEntry
+from specrig.results import grid
+from specrig.results.grid import Column, Grid, GridEntry
 from specrig.results.labels import method_name, method_order, task_name
 from specrig.results.summary import BASELINE_TEST
 
@@ -67,7 +69,7 @@ def _percent(part: int, whole: int) -> str:
 
 def _verdict(row: dict[str, Any]) -> str:
     """The verdict in words, with the share of identical outputs where outputs were compared."""
-    if str(row["finding"]).startswith("lossy by design"):
+    if _lossy(row):
         text = "lossy"
     else:
         text = "not judged" if pd.isna(row["passed"]) else "passed" if row["passed"] else "FAILED"
@@ -107,34 +109,33 @@ def verdict_grid(audit: pd.DataFrame) -> Grid:
     frame = frame.assign(order=frame["test"].map(TESTS).fillna(9))
     frame = frame.sort_values(["passed", "order", "engine", "method", "variant", "temperature", "task"], kind="stable")
     several = [name for name in ("engine", "pair") if len(set(frame[name]) - {""}) > 1]
-    rows = []
-    for row in row_dicts(frame):
-        lossy = str(row["finding"]).startswith("lossy by design")
-        p_value = (
-            ""
-            if pd.isna(row["p_value"])
-            else f"{row['p_value']:.2g}"
-            if row["p_value"] > SMALLEST
-            else f"< {SMALLEST:g}"
-        )
-        judged = not pd.isna(row["passed"])
-        rows.append(
-            [
-                *(GridEntry(str(row[name]) or "the toy pair") for name in several),
-                GridEntry(method_name(row["method"], variant=row["variant"], lossless=not lossy)),
-                GridEntry(task_name(row["task"]) if row["task"] else "small vocabulary"),
-                GridEntry(f"{row['temperature']:g}"),
-                GridEntry("–" if str(row["ks"]) == "0" else str(row["ks"])),
-                GridEntry(str(row["test"])),
-                GridEntry(p_value),
-                GridEntry(_verdict(row), "", judged and not row["passed"]),
-                GridEntry(str(row["finding"]).removeprefix("lossy by design; ")),
-            ]
-        )
-    header = [*several, "method", "task", "T", "k", "test", "p-value", "verdict", "finding"]
-    return Grid(
-        header=header, rows=rows, labels=len(header), caption=CAPTION, label="tab:verdicts", groups=len(several)
-    )
+    columns: dict[str, Column] = {
+        **{name: partial(_named, name=name) for name in several},
+        "method": lambda row: method_name(row["method"], variant=row["variant"], lossless=not _lossy(row)),
+        "task": lambda row: task_name(row["task"]) if row["task"] else "small vocabulary",
+        "T": lambda row: f"{row['temperature']:g}",
+        "k": lambda row: "–" if str(row["ks"]) == "0" else str(row["ks"]),
+        "test": grid.text("test"),
+        "p-value": _p_value,
+        "verdict": lambda row: GridEntry(_verdict(row), bold=not pd.isna(row["passed"]) and not row["passed"]),
+        "finding": lambda row: str(row["finding"]).removeprefix("lossy by design; "),
+    }
+    labels, groups = len(columns), len(several)
+    return Grid.of(row_dicts(frame), columns, labels=labels, caption=CAPTION, label="tab:verdicts", groups=groups)
+
+
+def _named(row: dict[str, Any], name: str) -> str:
+    return str(row[name]) or "the toy pair"
+
+
+def _lossy(row: dict[str, Any]) -> bool:
+    return str(row["finding"]).startswith("lossy by design")
+
+
+def _p_value(row: dict[str, Any]) -> str:
+    if pd.isna(row["p_value"]):
+        return ""
+    return f"{row['p_value']:.2g}" if row["p_value"] > SMALLEST else f"< {SMALLEST:g}"
 
 
 def summary_grid(audit: pd.DataFrame) -> Grid:

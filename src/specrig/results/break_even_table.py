@@ -2,41 +2,38 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pandas as pd
 
 from specrig.analysis.break_even import SPEEDUPS
-from specrig.analysis.cells import row_dicts
 from specrig.results import grid
 from specrig.results.grid import Grid, GridEntry
-from specrig.results.speed_tables import row_labels, varying_levels
+from specrig.results.speed_tables import method_grid, varying_levels
 
 BREAK_EVEN, WORTH = (f"tokens_for_{speedup:g}" for speedup in SPEEDUPS)
 
 
 def break_even_grid(found: pd.DataFrame, study: str) -> Grid:
     """The result of `break_even.break_even` as a table for readers. Bold: what is enough for a speedup above 1."""
-    levels = varying_levels(found)
-    contexts = found["context"].any()
-    rows = [
-        [
-            *row_labels(row, levels),
-            *([GridEntry(str(row["context"] or "–"))] if contexts else []),
-            *(GridEntry(grid.number(row[name])) for name in ("draft_cost_per_round", "verify_cost", "efficiency")),
-            GridEntry(grid.number(row["round_cost"])),
-            GridEntry(grid.number(row["acceptance_length"]), bold=row["acceptance_length"] > row[BREAK_EVEN]),
-            GridEntry(grid.number(row[WORTH])),
-            GridEntry(grid.number(row["alpha"])),
-            *(GridEntry(grid.number(row[f"alpha_for_{speedup:g}"])) for speedup in SPEEDUPS),
-        ]
-        for row in row_dicts(found)
-    ]
-    head = [*(level.replace("_", " ") for level in levels), "k", *(["context"] if contexts else [])]
-    costs = ["draft cost", "verification cost", "efficiency", "a round costs"]
-    return Grid(
-        header=[*head, *costs, "τ", "τ for 1.5×", "α", "α for 1×", "α for 1.5×"],
-        rows=rows,
-        labels=len(head),
-        groups=levels.index("method"),
+
+    def enough(row: dict[str, Any]) -> GridEntry:
+        return GridEntry(grid.number(row["acceptance_length"]), bold=row["acceptance_length"] > row[BREAK_EVEN])
+
+    return method_grid(
+        found,
+        varying_levels(found),
+        {
+            **({"context": lambda row: str(row["context"] or "–")} if found["context"].any() else {}),
+            "draft cost": grid.figure("draft_cost_per_round"),
+            "verification cost": grid.figure("verify_cost"),
+            "efficiency": grid.figure("efficiency"),
+            "a round costs": grid.figure("round_cost"),
+            "τ": enough,
+            "τ for 1.5×": grid.figure(WORTH),
+            "α": grid.figure("alpha"),
+            **{f"α for {speedup:g}×": grid.figure(f"alpha_for_{speedup:g}") for speedup in SPEEDUPS},
+        },
         caption=(
             "The cost of a round, and the acceptance that is needed to be as fast as plain decoding and 1.5 times as fast; means over "
             "tasks. Cost: (drafting + verification) / efficiency, in plain tokens; it is the τ for 1×. τ: tokens that a round "

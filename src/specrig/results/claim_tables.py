@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from specrig.analysis.theory import ABOVE, BELOW
 from specrig.decoding.drafters import registry as methods
 from specrig.results import grid
 from specrig.results.citations import with_paper
-from specrig.results.grid import Grid, GridEntry
+from specrig.results.grid import Column, Grid, GridEntry
 from specrig.results.study_data import MeasuredJob, StudyData
 from specrig.study.claims import Claim, read_claims
 from specrig.study.problems import Positions, Problems
@@ -62,46 +63,26 @@ def reproduction_grid(judged: pd.DataFrame, study: str) -> Grid:
     """The verdicts as a table for readers; those of `DECIDED` come first."""
     order = {verdict: number for number, verdict in enumerate(DECIDED)}
     rank = judged["verdict"].map(lambda verdict: order.get(verdict, len(order)))
-    rows = []
-    for row in row_dicts(judged.assign(rank=rank).sort_values("rank", kind="stable")):
-        what = " ".join(str(row[name]) for name in ("method", "task") if row[name])
-        rows.append(
-            [
-                *(GridEntry(str(row[name])) for name in ("id", "verdict", "target")),
-                *(
-                    GridEntry(text)
-                    for text in (what, str(row["k"]) or "–", str(row["hardware"]) or "–", _metric(row["metric"]))
-                ),
-                GridEntry(_range(row["reported_low"], row["reported_high"])),
-                GridEntry(grid.number(row["measured"]), grid.interval(row["measured_low"], row["measured_high"])),
-                GridEntry(_range(row["predicted_low"], row["predicted_high"])),
-                GridEntry(str(row["reason"])),
-            ]
-        )
-    header = ("id, verdict, target, method and task, k, hardware, metric, reported, measured, predicted, reason").split(
-        ", "
-    )
-    return Grid(header=header, rows=rows, labels=7, trailing=1, caption=CAPTION, label=f"tab:{study}-reproduction")
+    columns: dict[str, Column] = {
+        "id": grid.text("id"),
+        "verdict": grid.text("verdict"),
+        "target": grid.text("target"),
+        "method and task": lambda row: " ".join(str(row[name]) for name in ("method", "task") if row[name]),
+        "k": lambda row: str(row["k"]) or "–",
+        "hardware": lambda row: str(row["hardware"]) or "–",
+        "metric": _metric,
+        **FIGURES,
+    }
+    rows = row_dicts(judged.assign(rank=rank).sort_values("rank", kind="stable"))
+    return Grid.of(rows, columns, labels=7, trailing=1, caption=CAPTION, label=f"tab:{study}-reproduction")
 
 
 def decided_grid(judged: pd.DataFrame, study: str) -> Grid:
     """The claims with a verdict in `DECIDED`, in columns that fit on a page. judged: the rows of these claims."""
-    rows = []
-    for row in row_dicts(judged):
-        k = f", k = {row['k']}" if row["k"] else ""
-        claim = f"{row['method']}{k}, {' '.join(filter(None, (row['target'], row['task'])))}: {_metric(row['metric'])}"
-        rows.append(
-            [
-                *(GridEntry(text) for text in (str(row["id"]), str(row["verdict"]), claim)),
-                GridEntry(_range(row["reported_low"], row["reported_high"])),
-                GridEntry(grid.number(row["measured"]), grid.interval(row["measured_low"], row["measured_high"])),
-                GridEntry(_range(row["predicted_low"], row["predicted_high"])),
-                GridEntry(str(row["reason"])),
-            ]
-        )
-    header = ["id", "verdict", "claim", "reported", "measured", "predicted", "reason"]
+    columns: dict[str, Column] = {"id": grid.text("id"), "verdict": grid.text("verdict"), "claim": _claim, **FIGURES}
     caption = "Reported figures that were measured, cannot be true of their pair, or contradict the theory."
-    return Grid(header, rows, labels=3, trailing=1, caption=caption, label=f"tab:{study}-decided")
+    label = f"tab:{study}-decided"
+    return Grid.of(row_dicts(judged), columns, labels=3, trailing=1, caption=caption, label=label)
 
 
 def sources_grid(judged: pd.DataFrame, study: str) -> Grid:
@@ -163,11 +144,26 @@ def _machine(job: MeasuredJob) -> str:
     return str(gpus[0]["name"]) if gpus else "CPU"
 
 
-def _metric(name: str) -> str:
-    return name.replace("_", " ")
+def _metric(row: dict[str, Any]) -> str:
+    return str(row["metric"]).replace("_", " ")
 
 
-def _range(low: float, high: float) -> str:
+def _claim(row: dict[str, Any]) -> str:
+    k = f", k = {row['k']}" if row["k"] else ""
+    return f"{row['method']}{k}, {' '.join(filter(None, (row['target'], row['task'])))}: {_metric(row)}"
+
+
+def _range(row: dict[str, Any], name: str) -> str:
+    low, high = row[f"{name}_low"], row[f"{name}_high"]
     if pd.isna(low) and not pd.isna(high):
         return f"at most {grid.number(high)}"
     return grid.number(low) if grid.number(low) == grid.number(high) else f"{grid.number(low)}–{grid.number(high)}"
+
+
+FIGURES: dict[str, Column] = {
+    "reported": partial(_range, name="reported"),
+    "measured": grid.range_of("measured", "measured_low", "measured_high"),
+    "predicted": partial(_range, name="predicted"),
+    "reason": grid.text("reason"),
+}
+"""What every table of claims shows of them."""

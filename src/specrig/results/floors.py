@@ -11,7 +11,7 @@ import pandas as pd
 
 from specrig.analysis.floor import COLUMNS, Floor, floor
 from specrig.measurement.records import Record
-from specrig.results.grid import GridEntry, number, percent
+from specrig.results.grid import Column, figure, number, percent, share
 
 Environments = Mapping[tuple[str, str, str], Mapping[str, Any]]
 """(engine, pair, method) -> the content of the job's environment.json."""
@@ -28,18 +28,13 @@ DEVICE = {
 """Column -> its title, for the columns that readers see where the device's counters or its bandwidth were measured, or the study names a price."""
 
 
-def device_titles(table: pd.DataFrame) -> list[str]:
-    """The titles of the columns of `DEVICE` that a table has."""
-    return [title for name, title in DEVICE.items() if name in table]
-
-
-def device_entries(row: Mapping[str, Any]) -> list[GridEntry]:
-    """The entries of a row for the columns of `DEVICE` that it has, in the order of `device_titles`."""
-    return [
-        GridEntry(percent(row[name]) if name == "floor_share" else number(row[name], 0 if "per_unit" in name else 3))
-        for name in DEVICE
-        if name in row
-    ]
+def device_columns(table: pd.DataFrame) -> dict[str, Column]:
+    """The columns of `DEVICE` that a table has."""
+    return {
+        title: share(name) if name == "floor_share" else figure(name, 0 if "per_unit" in name else 3)
+        for name, title in DEVICE.items()
+        if name in table
+    }
 
 
 def with_floor(table: pd.DataFrame, cells: Iterable[list[Record]], environments: Environments) -> pd.DataFrame:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +26,10 @@ class GridEntry:
     href: str = ""
 
 
+Column = Callable[[dict[str, Any]], GridEntry | str]
+"""What a column shows of a row of data."""
+
+
 @dataclass(slots=True)
 class Grid:
     """A table: header, rows of entries, and what a paper needs around them.
@@ -43,6 +47,13 @@ class Grid:
     notes: list[str] = field(default_factory=list)
     groups: int = 0
     trailing: int = 0
+
+    @classmethod
+    def of(cls, rows: Iterable[dict[str, Any]], columns: Mapping[str, Column], **about: Any) -> Grid:
+        """One row for each row of data. columns: header -> what stands there. about: the other fields."""
+        entries = [[column(row) for column in columns.values()] for row in rows]
+        found = [[each if isinstance(each, GridEntry) else GridEntry(each) for each in row] for row in entries]
+        return cls([*columns], found, **about)
 
     @property
     def columns(self) -> list[tuple[str, bool]]:
@@ -90,6 +101,31 @@ def measured(
     known = units_of(row) if units is None else units
     note = interval(low, high, digits, units=known if math.isfinite(value) else None)
     return GridEntry(number(value, digits, disturbed=disturbed), note, bold, struck and math.isfinite(value))
+
+
+def text(name: str) -> Column:
+    """The column `name` as it is."""
+    return lambda row: str(row[name])
+
+
+def figure(name: str, digits: int = 2) -> Column:
+    """The column `name` as a number, see `number`."""
+    return lambda row: number(row[name], digits)
+
+
+def share(name: str) -> Column:
+    """The column `name` in per cent."""
+    return lambda row: percent(row[name])
+
+
+def estimate(name: str, digits: int = 2, *, scale: float = 1) -> Column:
+    """The column `name` with its interval, see `measured`."""
+    return lambda row: measured(row, name, digits, scale=scale)
+
+
+def range_of(name: str, low: str, high: str) -> Column:
+    """The column `name` with the interval from the columns `low` and `high`, where these are known."""
+    return lambda row: GridEntry(number(row[name]), interval(row[low], row[high]))
 
 
 def units_of(row: Mapping[str, Any]) -> int | None:

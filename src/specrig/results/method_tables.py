@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import pandas as pd
 
-from specrig.analysis.cells import row_dicts
 from specrig.analysis.disturbance import disturbed
 from specrig.decoding.drafters import registry
 from specrig.results import grid
 from specrig.results.citations import further
 from specrig.results.grid import Grid, GridEntry
-from specrig.results.labels import BOLD_NOTE, DISTURBED_NOTE, method_order, task_name
-from specrig.results.speed_tables import best, mean_units, row_labels, setting, table_notes, varying_levels
+from specrig.results.labels import BOLD_NOTE, method_order, task_name
+from specrig.results.speed_tables import (
+    ACCEPTANCE,
+    RATES,
+    best,
+    method_grid,
+    setting,
+    speedup,
+    speedup_column,
+    table_notes,
+    varying_levels,
+    with_signs,
+)
 from specrig.results.study_data import StudyData
-from specrig.results.summary import CROSS_FITTED, disturbed_in
+from specrig.results.summary import CROSS_FITTED
 
 
 def methods_grid(study: StudyData) -> Grid:
@@ -48,34 +58,24 @@ def methods_grid(study: StudyData) -> Grid:
 
 def headline_grid(speedups: pd.DataFrame, acceptance: pd.DataFrame, study: str) -> Grid:
     """Each method's mean speedup over tasks with its acceptance, in a column's width."""
-    levels = varying_levels(speedups)
-    groups = [level for level in levels if level != "method"]
-    marked = disturbed_in(speedups, CROSS_FITTED)
-    bolds = best(speedups, CROSS_FITTED, groups, marked)
-    rows = []
-    for row, other, bold, sign in zip(row_dicts(speedups), row_dicts(acceptance), bolds, marked, strict=True):
-        rows.append(
-            [
-                *row_labels(row, levels),
-                grid.measured(
-                    row, CROSS_FITTED, disturbed=sign, bold=bold, struck=row["failed"], units=mean_units(row)
-                ),
-                GridEntry(grid.number(other["mean_acceptance_length"])),
-                GridEntry(grid.percent(other["mean_acceptance_rate"])),
-            ]
-        )
-    return Grid(
-        header=[*(level.replace("_", " ") for level in levels), "k", "speedup", "τ", "acceptance rate"],
-        rows=rows,
-        labels=len(levels) + 1,
-        groups=levels.index("method"),
+    frame = with_signs(speedups, [CROSS_FITTED])
+    for name in ("mean_acceptance_length", "mean_acceptance_rate"):
+        frame[name] = acceptance[name].to_numpy()
+    return method_grid(
+        frame,
+        varying_levels(speedups),
+        {
+            "speedup": speedup_column(CROSS_FITTED),
+            "τ": grid.figure("mean_acceptance_length"),
+            "acceptance rate": grid.share("mean_acceptance_rate"),
+        },
         caption=(
             "Speedup over autoregressive decoding, geometric mean over tasks with its 95 % interval, each half of the "
             "prompts at the k that the other half chose; acceptance length τ and acceptance rate at the best k, means "
             f"over tasks{setting(speedups)}."
         ),
         label=f"tab:{study}-headline",
-        notes=[BOLD_NOTE, *table_notes(speedups)] + ([DISTURBED_NOTE] if marked.any() else []),
+        notes=[BOLD_NOTE, *table_notes(speedups, marked=bool(frame[f"{CROSS_FITTED}_marked"].any()))],
     )
 
 
@@ -86,29 +86,11 @@ def task_grid(cells: pd.DataFrame, task: str, study: StudyData) -> Grid:
     shared = [level for level in levels if level != "method"]
     frame = cells.assign(rank=cells["method"].map(order)).sort_values([*shared, "rank", "variant"], kind="stable")
     marked = disturbed(frame)
-    rows = []
-    for row, sign, bold in zip(row_dicts(frame), marked, best(frame, "speedup", shared, marked), strict=True):
-        rows.append(
-            [
-                *row_labels(row, levels, disturbed=sign),
-                grid.measured(row, "speedup", bold=bold, struck=row["failed"]),
-                GridEntry(grid.number(row["tokens_per_s"], 1)),
-                GridEntry(grid.number(row["baseline_tokens_per_s"], 1)),
-                GridEntry(grid.number(row["acceptance_length"])),
-                GridEntry(grid.percent(row["acceptance_rate"])),
-                GridEntry(grid.number(row["predicted_speedup"])),
-                GridEntry(grid.number(row["efficiency"])),
-            ]
-        )
-    return Grid(
-        header=[
-            *(level.replace("_", " ") for level in levels),
-            *["k", "speedup", "tokens/s", "baseline tokens/s", "τ", "acceptance rate", "predicted", "efficiency"],
-        ],
-        rows=rows,
-        labels=len(levels) + 1,
-        groups=levels.index("method"),
+    return method_grid(
+        frame.assign(marked=marked, bold=best(frame, "speedup", shared, marked)),
+        levels,
+        {"speedup": speedup, **RATES, **ACCEPTANCE},
         caption=f"{task_name(task).capitalize()}: each method at its best k{setting(cells) if len(cells) else ''}.",
         label=f"tab:{study.name}-{task.replace('_', '-')}",
-        notes=[BOLD_NOTE, *table_notes(frame)] + ([DISTURBED_NOTE] if marked.any() else []),
+        notes=[BOLD_NOTE, *table_notes(frame, marked=bool(marked.any()))],
     )

@@ -10,48 +10,30 @@ from specrig.analysis.cells import row_dicts
 from specrig.analysis.optimal_k import DEFAULT_K
 from specrig.analysis.statistics import DIFFERENCE, POWER
 from specrig.results import grid
-from specrig.results.grid import Grid, GridEntry
+from specrig.results.grid import Column, Grid, GridEntry
 from specrig.results.labels import method_name, task_name
+from specrig.results.speed_tables import level_columns
 
 
 def optimal_k_grid(optimal: pd.DataFrame, study: str) -> Grid:
     """The result of `optimal_k.optimal_k` as a table for readers."""
     levels = [name for name in ("engine", "pair", "temperature", "batch_size") if len(optimal[name].unique()) > 1]
-    rows = []
-    for row in row_dicts(optimal):
-        rows.append(
-            [
-                *(GridEntry(f"{row[name]:g}" if name == "temperature" else str(row[name])) for name in levels),
-                GridEntry(method_name(row["method"], variant=row["variant"])),
-                GridEntry(task_name(row["task"])),
-                GridEntry(str(row["ks"])),
-                GridEntry(str(row["best_k"]), bold=True),
-                GridEntry(row["chosen_ks"] if isinstance(row["chosen_ks"], str) else "–"),
-                grid.measured(row, "speedup"),
-                GridEntry(grid.number(row["predicted_k"], 0)),
-                GridEntry(grid.number(row["predicted_speedup"])),
-                GridEntry(grid.number(row["default_speedup"])),
-                grid.measured(row, "loss", 1, scale=100),
-            ]
-        )
-    header = [
-        *(name.replace("_", " ") for name in levels),
-        "method",
-        "task",
-        "measured k",
-        "best k",
-        "k of the halves",
-        "speedup",
-    ]
-    return Grid(
-        header=[
-            *header,
-            "predicted best k",
-            "predicted speedup",
-            f"speedup at k = {DEFAULT_K}",
-            f"loss at k = {DEFAULT_K} (%)",
-        ],
-        rows=rows,
+    columns: dict[str, Column] = {
+        **{name: column for name, column in level_columns(levels).items() if name != "k"},
+        "method": lambda row: method_name(row["method"], variant=row["variant"]),
+        "task": lambda row: task_name(row["task"]),
+        "measured k": grid.text("ks"),
+        "best k": lambda row: GridEntry(str(row["best_k"]), bold=True),
+        "k of the halves": lambda row: row["chosen_ks"] if isinstance(row["chosen_ks"], str) else "–",
+        "speedup": grid.estimate("speedup"),
+        "predicted best k": grid.figure("predicted_k", 0),
+        "predicted speedup": grid.figure("predicted_speedup"),
+        f"speedup at k = {DEFAULT_K}": grid.figure("default_speedup"),
+        f"loss at k = {DEFAULT_K} (%)": grid.estimate("loss", 1, scale=100),
+    }
+    return Grid.of(
+        row_dicts(optimal),
+        columns,
         labels=len(levels) + 3,
         groups=len(levels),
         caption=(

@@ -12,7 +12,7 @@ from specrig.analysis.order import FACTORS, METRICS, OrderComparison, compare_or
 from specrig.results import grid
 from specrig.results.citations import with_paper
 from specrig.results.claim_tables import reported_claims
-from specrig.results.grid import Grid, GridEntry
+from specrig.results.grid import Column, Grid, GridEntry
 from specrig.results.labels import task_name
 from specrig.results.study_data import StudyData
 from specrig.results.summary import best_rows
@@ -123,22 +123,21 @@ def reasons_sentence(changes: pd.DataFrame) -> str:
 
 def order_grid(table: pd.DataFrame, study: str) -> Grid:
     """`order_table` for readers."""
-    rows = [
-        [
-            *(GridEntry(text) for text in (with_paper(_source(row["source"])), str(row["metric"]).replace("_", " "))),
-            *(GridEntry(text) for text in (_conditions(row), _measured_on(row))),
-            GridEntry(_names(row["reported"])),
-            GridEntry(_names(row["measured"])),
-            GridEntry(grid.number(row["tau"]), grid.interval(row["tau_low"], row["tau_high"])),
-            GridEntry(f"{row['changed']}", f"({row['surely_changed']} surely)" if row["changed"] else ""),
-        ]
-        for row in row_dicts(table)
-    ]
-    return Grid(
-        header=("source, by, reported for, measured on, reported order, measured order, Kendall's τ, changed").split(
-            ", "
+    columns: dict[str, Column] = {
+        "source": _source,
+        "by": lambda row: str(row["metric"]).replace("_", " "),
+        "reported for": _conditions,
+        "measured on": _measured_on,
+        "reported order": lambda row: _names(row["reported"]),
+        "measured order": lambda row: _names(row["measured"]),
+        "Kendall's τ": grid.range_of("tau", "tau_low", "tau_high"),
+        "changed": lambda row: GridEntry(
+            str(row["changed"]), f"({row['surely_changed']} surely)" if row["changed"] else ""
         ),
-        rows=rows,
+    }
+    return Grid.of(
+        row_dicts(table),
+        columns,
         labels=6,
         caption=(
             "The order of methods, reported and measured, each method at its best k. Kendall's τ is 1 for the same "
@@ -153,34 +152,23 @@ def order_grid(table: pd.DataFrame, study: str) -> Grid:
 def changes_grid(changes: pd.DataFrame, study: str) -> Grid:
     """`changes_table` for readers, orders by speed only: why methods changed places."""
     known = changes.dropna(subset=list(FACTORS)).sort_values("certainty", ascending=False, kind="stable")
-    rows = []
-    for row in row_dicts(known):
-        main = max(FACTORS, key=lambda name: row[name])
-        rows.append(
-            [
-                *(
-                    GridEntry(text)
-                    for text in (with_paper(_source(row["source"])), _conditions(row), _measured_on(row))
-                ),
-                GridEntry(f"{row['behind']} before {row['ahead']}"),
-                GridEntry(grid.number(row["reported"])),
-                GridEntry(grid.number(row["measured"])),
-                GridEntry(grid.percent(row["certainty"])),
-                *(GridEntry(grid.number(row[name]), bold=name == main) for name in FACTORS),
-            ]
-        )
-    return Grid(
-        header=[
-            "source",
-            "reported for",
-            "measured on",
-            "changed places",
-            "reported",
-            "measured",
-            "certainty",
-            *WORDS.values(),
-        ],
-        rows=rows,
+
+    def factor(name: str) -> Column:
+        return lambda row: GridEntry(grid.number(row[name]), bold=name == max(FACTORS, key=lambda each: row[each]))
+
+    columns: dict[str, Column] = {
+        "source": _source,
+        "reported for": _conditions,
+        "measured on": _measured_on,
+        "changed places": lambda row: f"{row['behind']} before {row['ahead']}",
+        "reported": grid.figure("reported"),
+        "measured": grid.figure("measured"),
+        "certainty": grid.share("certainty"),
+        **{word: factor(name) for name, word in WORDS.items()},
+    }
+    return Grid.of(
+        row_dicts(known),
+        columns,
         labels=4,
         caption=(
             "Methods that changed places in orders by speed, and why. Reported, measured: speed of the method that is "
@@ -193,9 +181,9 @@ def changes_grid(changes: pd.DataFrame, study: str) -> Grid:
     )
 
 
-def _source(text: str) -> str:
+def _source(row: Mapping[str, Any]) -> str:
     """The source without what its rows in the table would repeat: its first two parts."""
-    return ", ".join(text.split(", ")[:2])
+    return with_paper(", ".join(row["source"].split(", ")[:2]))
 
 
 def _conditions(row: Mapping[str, Any]) -> str:

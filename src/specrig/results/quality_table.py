@@ -9,7 +9,7 @@ import pandas as pd
 from specrig.analysis.cells import row_dicts
 from specrig.analysis.quality import COLUMNS
 from specrig.results import grid
-from specrig.results.grid import Grid, GridEntry
+from specrig.results.grid import Column, Grid, GridEntry
 from specrig.results.labels import method_name, task_name
 
 CAPTION = (
@@ -31,36 +31,21 @@ def read_quality(folder: Path) -> pd.DataFrame:
 def quality_grid(table: pd.DataFrame, study: str) -> Grid:
     """`quality_table` for readers. Scores of lossless methods that differ are struck through."""
     several = [name for name in ("engine", "pair", "batch_size") if len(table[name].unique()) > 1]
-    rows = []
-    for row in row_dicts(table):
-        labels = [
-            *(str(row[name]) for name in several),
-            task_name(row["task"]),
-            method_name(row["method"], variant=row["variant"], lossless=row["lossless"]),
-            f"{row['temperature']:g}",
-            str(row["ks"]),
-            str(row["scorer"]),
-        ]
-        differs = row["lossless"] and row["same"] is False
-        rows.append(
-            [
-                *map(GridEntry, labels),
-                GridEntry(str(row["prompts"])),
-                GridEntry(grid.number(row["score"]), struck=differs),
-                GridEntry(grid.number(row["baseline_score"])),
-                grid.measured(row, "difference"),
-                GridEntry(grid.percent(row["identical"])),
-                GridEntry(
-                    row["note"] or ("differs" if row["same"] is False else "same") + f" (p = {row['p_value']:.2g})"
-                ),
-            ]
-        )
-    header = [*(name.replace("_", " ") for name in several), "task", "method", "T", "k", "scorer"]
-    return Grid(
-        header=[*header, "prompts", "score", "baseline", "difference", "identical texts", "finding"],
-        rows=rows,
-        labels=len(header),
-        groups=len(several),
-        caption=CAPTION,
-        label=f"tab:{study}-quality",
-    )
+    columns: dict[str, Column] = {
+        **{name.replace("_", " "): grid.text(name) for name in several},
+        "task": lambda row: task_name(row["task"]),
+        "method": lambda row: method_name(row["method"], variant=row["variant"], lossless=row["lossless"]),
+        "T": lambda row: f"{row['temperature']:g}",
+        "k": grid.text("ks"),
+        "scorer": grid.text("scorer"),
+        "prompts": grid.text("prompts"),
+        "score": lambda row: GridEntry(grid.number(row["score"]), struck=row["lossless"] and row["same"] is False),
+        "baseline": grid.figure("baseline_score"),
+        "difference": grid.estimate("difference"),
+        "identical texts": grid.share("identical"),
+        "finding": lambda row: (
+            row["note"] or ("differs" if row["same"] is False else "same") + f" (p = {row['p_value']:.2g})"
+        ),
+    }
+    labels, label = len(several) + 5, f"tab:{study}-quality"
+    return Grid.of(row_dicts(table), columns, labels=labels, groups=len(several), caption=CAPTION, label=label)

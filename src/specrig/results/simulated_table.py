@@ -14,9 +14,10 @@ from specrig.analysis.disturbance import disturbed
 from specrig.measurement.records import Record
 from specrig.results import grid
 from specrig.results.claim_tables import reported_claims, with_conditions
-from specrig.results.floors import device_entries, device_titles
-from specrig.results.grid import Grid, GridEntry
+from specrig.results.floors import device_columns
+from specrig.results.grid import Column, Grid
 from specrig.results.labels import DISTURBED_NOTE, method_name, task_name
+from specrig.results.speed_tables import RATES
 from specrig.results.study_data import StudyData
 from specrig.study.claims import Claim
 
@@ -75,27 +76,23 @@ def _expected(records: list[Record]) -> float:
 
 def simulated_grid(table: pd.DataFrame, study: str) -> Grid:
     """`simulated_table` as a table for readers."""
-    rows = [
-        [
-            GridEntry(str(row["pair"])),
-            GridEntry(method_name(row["method"], variant=row["variant"], disturbed=marked)),
-            GridEntry(task_name(row["task"])),
-            GridEntry(f"{row['temperature']:g}"),
-            GridEntry(str(row["k"]) if row["k"] else "–"),
-            GridEntry(str(row["batch_size"])),
-            GridEntry(f"{row['declared_alpha']:g}"),
-            grid.measured(row, "acceptance_length"),
-            GridEntry(grid.number(row["expected_length"])),
-            GridEntry(grid.number(row["tokens_per_s"], 1)),
-            GridEntry(grid.number(row["baseline_tokens_per_s"], 1)),
-            grid.measured(row, "speedup"),
-            GridEntry(grid.number(row["predicted_speedup"])),
-            GridEntry(str(row["reported_speedup"]) or "–"),
-            *device_entries(row),
-        ]
-        for row, marked in zip(row_dicts(table), disturbed(table), strict=True)
-    ]
-    header = "pair, method, task, T, k, batch, declared α, τ, expected τ, tokens/s, baseline tokens/s".split(", ")
-    header = [*header, "speedup", "predicted", "reported", *device_titles(table)]
-    notes = [DISTURBED_NOTE] if disturbed(table).any() else []
-    return Grid(header=header, rows=rows, labels=6, caption=CAPTION, label=f"tab:{study}-simulated", notes=notes)
+    marked = disturbed(table)
+    columns: dict[str, Column] = {
+        "pair": grid.text("pair"),
+        "method": lambda row: method_name(row["method"], variant=row["variant"], disturbed=row["marked"]),
+        "task": lambda row: task_name(row["task"]),
+        "T": lambda row: f"{row['temperature']:g}",
+        "k": lambda row: str(row["k"]) if row["k"] else "–",
+        "batch": grid.text("batch_size"),
+        "declared α": lambda row: f"{row['declared_alpha']:g}",
+        "τ": grid.estimate("acceptance_length"),
+        "expected τ": grid.figure("expected_length"),
+        **RATES,
+        "speedup": grid.estimate("speedup"),
+        "predicted": grid.figure("predicted_speedup"),
+        "reported": lambda row: str(row["reported_speedup"]) or "–",
+        **device_columns(table),
+    }
+    rows = row_dicts(table.assign(marked=marked))
+    notes = [DISTURBED_NOTE] if marked.any() else []
+    return Grid.of(rows, columns, labels=6, caption=CAPTION, label=f"tab:{study}-simulated", notes=notes)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -9,8 +11,8 @@ import pandas as pd
 from specrig.analysis.cells import row_dicts
 from specrig.analysis.disturbance import disturbed
 from specrig.results import grid
-from specrig.results.floors import device_entries, device_titles
-from specrig.results.grid import Grid, GridEntry
+from specrig.results.floors import device_columns
+from specrig.results.grid import Column, Grid, GridEntry
 from specrig.results.labels import (
     BASELINES,
     BATCHED_NOTE,
@@ -50,56 +52,39 @@ def speedup_grid(summary: pd.DataFrame, tasks: list[str], study: str, replicates
 
     study: the study's name. replicates: how many times the study's jobs were run.
     """
-    levels = varying_levels(summary)
-    settings = [level for level in levels if level not in ("method", "variant")]
     cross_fitted = bool((summary[f"{CROSS_FITTED}_ks"] != "").any())
-    columns = [*tasks, MEAN, *([CROSS_FITTED] if cross_fitted else [])]
-    marked = {column: disturbed_in(summary, column) for column in columns}
-    bolds = {column: best(summary, column, settings, marked[column]) for column in columns}
+    titles = {**{task: task_name(task) for task in tasks}, MEAN: "geometric mean"}
+    titles |= {CROSS_FITTED: "the same, k chosen on other prompts"} if cross_fitted else {}
+    frame = with_signs(summary, list(titles))
     mean_note = f" {MEAN_NOTE}" if len(tasks) > 1 else ""
-    rows = []
-    for index, row in enumerate(row_dicts(summary)):
-        entries = row_labels(row, levels)
-        for column in columns:
-            bold, sign = bool(bolds[column].iloc[index]), bool(marked[column].iloc[index])
-            units = mean_units(row) if column in (MEAN, CROSS_FITTED) else None
-            entries.append(grid.measured(row, column, disturbed=sign, bold=bold, struck=row["failed"], units=units))
-        rows.append(entries)
-    header = [*(level.replace("_", " ") for level in levels), "k", *map(task_name, tasks), "geometric mean"]
-    header += ["the same, k chosen on other prompts"] if cross_fitted else []
-    return Grid(
-        header=header,
-        rows=rows,
-        labels=len(levels) + 1,
-        groups=levels.index("method"),
+    return method_grid(
+        frame,
+        varying_levels(summary),
+        {title: speedup_column(column) for column, title in titles.items()},
         caption=(
             "Speedup over autoregressive decoding (decode time per token, paired by prompt; geometric mean over "
             f"prompts, 95 % interval){setting(summary)}. {runs_note(replicates)}{mean_note} "
             f"{BEST_K}{f' {CROSS_FITTED_NOTE}' if cross_fitted else ''}"
         ),
         label=f"tab:{study}-speedup",
-        notes=[BOLD_NOTE, *table_notes(summary)]
-        + ([DISTURBED_NOTE] if any(sign.any() for sign in marked.values()) else []),
+        notes=[BOLD_NOTE, *table_notes(summary, marked=any(frame[f"{column}_marked"].any() for column in titles))],
     )
 
 
 def acceptance_grid(summary: pd.DataFrame, tasks: list[str], study: str) -> Grid:
     """`summary.acceptance_summary` for readers: acceptance lengths, with acceptance rates in brackets."""
-    levels = varying_levels(summary)
-    rows = []
-    for row in row_dicts(summary):
-        entries = row_labels(row, levels)
-        for name in (*tasks, "mean"):
+
+    def acceptance(name: str) -> Column:
+        def entry(row: dict[str, Any]) -> GridEntry:
             rate = grid.percent(row[f"{name}_acceptance_rate"])
-            length = grid.number(row[f"{name}_acceptance_length"])
-            entries.append(GridEntry(length, f"({rate})" if rate != "–" else ""))
-        rows.append(entries)
-    header = [*(level.replace("_", " ") for level in levels), "k", *map(task_name, tasks), "mean"]
-    return Grid(
-        header=header,
-        rows=rows,
-        labels=len(levels) + 1,
-        groups=levels.index("method"),
+            return GridEntry(grid.number(row[f"{name}_acceptance_length"]), f"({rate})" if rate != "–" else "")
+
+        return entry
+
+    return method_grid(
+        summary,
+        varying_levels(summary),
+        {task_name(name): acceptance(name) for name in (*tasks, "mean")},
         caption=(
             "Acceptance length τ (tokens per target pass, the target's own token included) and, in brackets, "
             f"acceptance rate (accepted / drafted tokens){setting(summary)}. Unweighted mean over tasks. "
@@ -112,60 +97,66 @@ def acceptance_grid(summary: pd.DataFrame, tasks: list[str], study: str) -> Grid
 
 def cells_grid(cells: pd.DataFrame, study: StudyData) -> Grid:
     """The table of all cells for readers, with the most important columns."""
-    levels = [*varying_levels(cells), "task"]
-    replicated = study.replicates > 1
-    header = [
-        "k",
-        "prompts",
-        *(["runs", "last / first run"] if replicated else []),
-        "tokens/s",
-        "baseline tokens/s",
-        "speedup",
-        "τ",
-        "acceptance rate",
-        "predicted",
-        "efficiency",
-    ]
-    rows = []
     marked = disturbed(cells)
-    for row, sign in zip(row_dicts(cells), marked, strict=True):
-        rows.append(
-            [
-                *row_labels(row, levels, disturbed=sign),
-                GridEntry(str(row["prompts"])),
-                *(_drift(row) if replicated else []),
-                GridEntry(grid.number(row["tokens_per_s"], 1)),
-                GridEntry(grid.number(row["baseline_tokens_per_s"], 1)),
-                grid.measured(row, "speedup", struck=row["failed"]),
-                GridEntry(grid.number(row["acceptance_length"])),
-                GridEntry(grid.percent(row["acceptance_rate"])),
-                GridEntry(grid.number(row["predicted_speedup"])),
-                GridEntry(grid.number(row["efficiency"])),
-                *device_entries(row),
-            ]
-        )
-    return Grid(
-        header=[*(level.replace("_", " ") for level in levels), *header, *device_titles(cells)],
-        rows=rows,
-        labels=len(levels) + 1,
-        groups=levels.index("method"),
+    runs = {"runs": grid.text("replicates"), "last / first run": grid.estimate("drift")}
+    return method_grid(
+        cells.assign(marked=marked),
+        [*varying_levels(cells), "task"],
+        {"prompts": grid.text("prompts"), **(runs if study.replicates > 1 else {})}
+        | {**RATES, "speedup": speedup, **ACCEPTANCE, **device_columns(cells)},
         caption=f"Every measured cell of the study {study.name}{setting(cells)}. {runs_note(study.replicates)}",
         label=f"tab:{study.name}-cells",
-        notes=table_notes(cells) + ([DISTURBED_NOTE] if marked.any() else []),
+        notes=table_notes(cells, marked=bool(marked.any())),
     )
+
+
+def method_grid(frame: pd.DataFrame, levels: list[str], columns: Mapping[str, Column], **about: Any) -> Grid:
+    """One row for each row of `frame`: the columns `levels` and k, then `columns`. about: see `Grid.of`."""
+    every = {**level_columns(levels), **columns}
+    return Grid.of(row_dicts(frame), every, labels=len(levels) + 1, groups=levels.index("method"), **about)
+
+
+def speedup(row: dict[str, Any]) -> GridEntry:
+    """A cell's speedup; `bold`: whether it is the best of its group."""
+    return grid.measured(row, "speedup", bold=row.get("bold", False), struck=row["failed"])
+
+
+RATES: dict[str, Column] = {
+    "tokens/s": grid.figure("tokens_per_s", 1),
+    "baseline tokens/s": grid.figure("baseline_tokens_per_s", 1),
+}
+ACCEPTANCE: dict[str, Column] = {
+    "τ": grid.figure("acceptance_length"),
+    "acceptance rate": grid.share("acceptance_rate"),
+    "predicted": grid.figure("predicted_speedup"),
+    "efficiency": grid.figure("efficiency"),
+}
+"""What tables of cells show beside the speedup."""
+
+
+def with_signs(summary: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
+    """`speedup_summary` with `<column>_marked` (see `disturbed_in`) and `<column>_bold` (see `best`)."""
+    groups = [level for level in varying_levels(summary) if level != "method"]
+    marked = {column: disturbed_in(summary, column) for column in columns}
+    bold = {f"{column}_bold": best(summary, column, groups, marked[column]) for column in columns}
+    return summary.assign(**bold, **{f"{column}_marked": signs for column, signs in marked.items()})
+
+
+def speedup_column(name: str) -> Column:
+    """A column of `with_signs`."""
+
+    def entry(row: dict[str, Any]) -> GridEntry:
+        units = mean_units(row) if name in (MEAN, CROSS_FITTED) else None
+        marked, bold = bool(row[f"{name}_marked"]), bool(row[f"{name}_bold"])
+        return grid.measured(row, name, disturbed=marked, bold=bold, struck=row["failed"], units=units)
+
+    return entry
 
 
 def mean_units(row: dict[str, Any]) -> int | None:
     """How many units the means over tasks of a row of `speedup_summary` rest on."""
     units = grid.units_of(row)
     return None if units is None else units * row["tasks"]
-
-
-def _drift(row: dict[str, Any]) -> list[GridEntry]:
-    return [
-        GridEntry(str(row["replicates"])),
-        grid.measured(row, "drift"),
-    ]
 
 
 def varying_levels(frame: pd.DataFrame) -> list[str]:
@@ -177,20 +168,23 @@ def varying_levels(frame: pd.DataFrame) -> list[str]:
     return [level for level in levels if level != "variant"]  # the variant stands behind the method's name
 
 
+def level_columns(levels: list[str]) -> dict[str, Column]:
+    """The columns `levels` and k. A row's `marked` puts the mark of disturbed cells behind the method's name."""
+    found: dict[str, Column] = {level.replace("_", " "): partial(_level, level=level) for level in levels}
+    return {**found, "k": lambda row: str(row["k"]) if row["k"] else "–"}
+
+
+def _level(row: dict[str, Any], level: str) -> str:
+    value = row[level]
+    if level == "method":
+        variant = row["variant"] if isinstance(row["variant"], str) else ""
+        return method_name(value, variant=variant, lossless=row["lossless"], disturbed=row.get("marked", False))
+    return f"{value:g}" if level == "temperature" else task_name(value) if level == "task" else str(value)
+
+
 def row_labels(row: dict[str, Any], levels: list[str], *, disturbed: bool = False) -> list[GridEntry]:
-    """The entries of a row for the columns `levels` and k."""
-    labels = []
-    for level in levels:
-        value = row[level]
-        if level == "method":
-            variant = row["variant"] if isinstance(row["variant"], str) else ""
-            value = method_name(row["method"], variant=variant, lossless=row["lossless"], disturbed=disturbed)
-        elif level == "temperature":
-            value = f"{value:g}"
-        elif level == "task":
-            value = task_name(value)
-        labels.append(GridEntry(str(value)))
-    return [*labels, GridEntry(str(row["k"]) if row["k"] else "–")]
+    """The entries of a row for `level_columns`."""
+    return [GridEntry(str(column({**row, "marked": disturbed}))) for column in level_columns(levels).values()]
 
 
 def best(frame: pd.DataFrame, column: str, groups: list[str], marked: pd.Series) -> pd.Series:
@@ -216,8 +210,9 @@ def setting(frame: pd.DataFrame) -> str:
     return f"; {', '.join(fixed)}" if fixed else ""
 
 
-def table_notes(frame: pd.DataFrame, *, speeds: bool = True) -> list[str]:
-    """The notes that explain a table's signs. speeds: whether it shows speeds."""
+def table_notes(frame: pd.DataFrame, *, speeds: bool = True, marked: bool = False) -> list[str]:
+    """The notes that explain a table's signs. speeds: whether it shows speeds; marked: disturbed ones among them."""
     notes = [] if frame["lossless"].astype(bool).all() else [LOSSY_NOTE]
     notes += [BATCHED_NOTE] if speeds and (frame["method"] == "naive_batching").any() else []
-    return [*notes, FAILED_NOTE] if speeds and frame["failed"].astype(bool).any() else notes
+    notes += [FAILED_NOTE] if speeds and frame["failed"].astype(bool).any() else []
+    return [*notes, DISTURBED_NOTE] if marked else notes

@@ -15,14 +15,9 @@ from specrig.results.machine import flatten
 NOTE = "mlflow.note.content"
 """The name of the tag that MLflow shows as a run's description; its value is Markdown."""
 ENVIRONMENT_TAGS = {
-    "measured": "captured",
-    "cpu": "cpu.model",
-    "gpu": "gpus.0.name",
-    "device": "device",
-    "threads": "torch.threads",
-    "torch": "torch.version",
-    "transformers": "packages.transformers",
-}
+    "measured": "captured", "cpu": "cpu.model", "gpu": "gpus.0.name", "device": "device", "threads": "torch.threads",
+    "torch": "torch.version", "transformers": "packages.transformers",
+}  # fmt: skip
 """Tag -> its key in environment.json. The whole file is an artifact of the methods' runs."""
 
 

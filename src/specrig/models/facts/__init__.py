@@ -113,21 +113,9 @@ def models() -> dict[str, ModelFacts]:
     return {name: ModelFacts(name, **entry) for name, entry in content.items()}
 
 
-ENCODERS = {
-    *(
-        "albert",
-        "bert",
-        "camembert",
-        "deberta",
-        "deberta-v2",
-        "distilbert",
-        "electra",
-        "modernbert",
-        "mpnet",
-        "roberta",
-    ),
-    "xlm-roberta",
-}
+ENCODERS = set(
+    "albert bert camembert deberta deberta-v2 distilbert electra modernbert mpnet roberta xlm-roberta".split()
+)
 
 
 def no_decoder(model: str, config: dict[str, Any]) -> str | None:

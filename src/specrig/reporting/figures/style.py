@@ -33,14 +33,8 @@ ROUND_PARTS = (
 )
 """The parts of a round: name, column of its share, colour."""
 MARKERS = ["o", "s", "^", "D", "v", "P", "X", "<", ">"]
-TASK_PALETTE = [
-    "#4477aa",
-    "#ee6677",
-    "#228833",
-    "#ccbb44",
-    "#66ccee",
-    "#aa3377",
-]  # Tol's "bright", so no task wears a family's colour
+# Tol's "bright", so no task wears a family's colour.
+TASK_PALETTE = ["#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377"]
 # Tol's "vibrant": engines meet methods and tasks on no figure's legend.
 ENGINE_PALETTE = ["#0077bb", "#ee7733", "#009988", "#cc3311", "#33bbee", "#ee3377"]
 

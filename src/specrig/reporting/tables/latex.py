@@ -196,28 +196,12 @@ def _line(*cells: str) -> str:
     return " & ".join(cells) + r" \\"
 
 
-_SIGNS = {
-    "\\": r"\textbackslash{}",
-    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    DAGGER: r"$^\dagger$",
-    DISTURBED_SIGN: r"$^\ddagger$",
-    "–": "--",
-    "…": r"\ldots{}",
-    "×": r"$\times$",
-    "τ": r"$\tau$",
-    "α": r"$\alpha$",
-    "Σ": r"$\Sigma$",
-    "·": r"$\cdot$",
-    "≥": r"$\geq$",
-    "σ": r"$\sigma$",
-    "χ": r"$\chi$",
-    "±": r"$\pm$",
+_SIGNS = {sign: f"\\{sign}" for sign in "&%$#_{}"} | {
+    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
+    DAGGER: r"$^\dagger$", DISTURBED_SIGN: r"$^\ddagger$", "–": "--", "…": r"\ldots{}", "×": r"$\times$", "τ": r"$\tau$",
+    "α": r"$\alpha$", "Σ": r"$\Sigma$", "·": r"$\cdot$", "≥": r"$\geq$", "σ": r"$\sigma$", "χ": r"$\chi$", "±": r"$\pm$",
     "²": r"$^2$",
-}
+}  # fmt: skip
 
 
 def escape(text: str) -> str:

@@ -17,13 +17,9 @@ from specrig.sharing.compare.setup_differences import unrecorded
 from specrig.sharing.compare.study_comparison import LEVEL, CellComparison, StudyComparison, listed, reliable
 
 IDENTITY_WORDS = {
-    "engine": "engines",
-    "pair": "pairs",
-    "method": "methods",
-    "task": "tasks",
-    "temperature": "temperatures",
+    "engine": "engines", "pair": "pairs", "method": "methods", "task": "tasks", "temperature": "temperatures",
     "batch_size": "batch sizes",
-}
+}  # fmt: skip
 """Parts of a cell's identity that a sentence names -> plural."""
 
 
@@ -31,24 +27,13 @@ def headline(comparison: StudyComparison) -> list[str]:
     """What to know first: what can be compared, what changed beyond chance, and what the intervals can show."""
     if comparison.common:
         found = [
-            _identical(comparison),
-            _coverage(comparison),
-            _shift(comparison),
-            _changed(comparison.cells),
-            _acceptance(comparison),
-            _smallest_visible(comparison),
-            _disturbed(comparison.cells),
+            *(_identical(comparison), _coverage(comparison), _shift(comparison), _changed(comparison.cells)),
+            *(_acceptance(comparison), _smallest_visible(comparison), _disturbed(comparison.cells)),
             _unmatched(comparison),
         ]
     else:
-        found = [
-            _no_common_cell(comparison),
-            _in_common(comparison),
-            _fastest(comparison),
-            _order(comparison),
-            _plain_decoding(comparison),
-            _unmatched_methods(comparison),
-        ]
+        parts = (_no_common_cell, _in_common, _fastest, _order, _plain_decoding, _unmatched_methods)
+        found = [part(comparison) for part in parts]
     return [sentence for sentence in [*found, _unrecorded(comparison)] if sentence]
 
 
