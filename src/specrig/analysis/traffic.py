@@ -89,10 +89,9 @@ def predicted(table: pd.DataFrame) -> pd.Series:
             continue
         loads, seconds = passes.index.to_numpy(float), passes.to_numpy(float)
         last = (seconds[-1] - seconds[-2]) / (loads[-1] - loads[-2])
-        for index, row in rows.iterrows():
-            wide = row["load"] * (1 + row["drafted_per_pass"])
-            time = np.interp(wide, loads, seconds) + max(wide - loads[-1], 0.0) * last
-            found[index] = row["acceptance_length"] * float(passes[row["load"]]) / time
+        wide = rows["load"] * (1 + rows["drafted_per_pass"])
+        wide_s = np.interp(wide, loads, seconds) + (wide - loads[-1]).clip(lower=0) * last
+        found.loc[rows.index] = rows["acceptance_length"] * rows["load"].map(passes) / wide_s
     return found
 
 

@@ -11,8 +11,8 @@ from specrig.analysis.cells import row_dicts
 from specrig.analysis.statistics import LEVEL
 from specrig.analysis.traffic import TAIL
 from specrig.results import grid
-from specrig.results.floors import device_entries, device_titles
-from specrig.results.grid import Grid, GridEntry, number, percent
+from specrig.results.floors import device_columns
+from specrig.results.grid import Column, Grid, GridEntry, percent, text
 from specrig.results.labels import method_name, task_name
 
 CAPTION = (
@@ -32,57 +32,45 @@ LATE = "¶ the client was late by more than a tenth of the median latency; laten
 
 def traffic_grid(table: pd.DataFrame, study: str, *, short: bool = False) -> Grid:
     """`analysis.traffic.traffic_table` for readers. short: the columns that fit on paper."""
-    columns: dict[str, Any] = {
+    group: dict[str, Column] = {
+        "engine": text("engine"),
+        "pair": text("pair"),
+        "task": lambda row: task_name(row["task"]),
+        "T": lambda row: f"{row['temperature']:g}",
+    }
+    columns: dict[str, Column] = {
         "load": _load,
-        "method": lambda row: GridEntry(_name(row)),
-        "sent": lambda row: GridEntry(str(row["sent"])),
-        "errors": lambda row: GridEntry(_errors(row)),
+        "method": _name,
+        "sent": text("sent"),
+        "errors": _errors,
         "tokens/s": lambda row: grid.measured(row, "tokens_per_s", 1, units=row["counted"]),
         "speedup": lambda row: grid.measured(row, "speedup", units=None),
-        "predicted": lambda row: GridEntry(number(row["predicted_speedup"])),
+        "predicted": grid.figure("predicted_speedup"),
         "TTFT p50 (ms)": lambda row: _time(row, "ttft_p50"),
         "a token p50 (ms)": lambda row: _time(row, "tpot_p50"),
         "latency p50 (ms)": lambda row: _time(row, "latency_p50"),
         "p95": lambda row: _time(row, "latency_p95"),
         "p99": lambda row: _time(row, "latency_p99"),
         "goodput/s": lambda row: grid.measured(row, "goodput", units=None),
-        "τ": lambda row: GridEntry(number(row["acceptance_length"])),
-        "same": lambda row: GridEntry(percent(row["identical"])),
-        "client": lambda row: GridEntry(percent(row["client_share"])),
+        "τ": grid.figure("acceptance_length"),
+        "same": grid.share("identical"),
+        "client": grid.share("client_share"),
     }
     if short:
-        columns = {
-            name: columns[name]
-            for name in ("load", "method", "errors", "tokens/s", "speedup", "latency p50 (ms)", "p95", "τ")
-        }
-    rows = [
-        [
-            GridEntry(row["engine"]),
-            GridEntry(row["pair"]),
-            GridEntry(task_name(row["task"])),
-            GridEntry(f"{row['temperature']:g}"),
-        ]
-        + [entry(row) for entry in columns.values()]
-        + ([] if short else device_entries(row))
-        for row in row_dicts(table)
-    ]
+        on_paper = ("load", "method", "errors", "tokens/s", "speedup", "latency p50 (ms)", "p95", "τ")
+        columns = {name: columns[name] for name in on_paper}
+    else:
+        columns |= device_columns(table)
     notes = [FEW] if len(table) else []
     notes += [SATURATED] if table["saturated"].astype(bool).any() else []
     notes += [LATE] if table["client_late"].astype(bool).any() else []
-    return Grid(
-        header=["engine", "pair", "task", "T", *columns, *([] if short else device_titles(table))],
-        rows=rows,
-        labels=6,
-        groups=4,
-        caption=CAPTION,
-        label=f"tab:{study}-traffic",
-        notes=notes,
-    )
+    about: dict[str, Any] = {"caption": CAPTION, "label": f"tab:{study}-traffic", "notes": notes}
+    return Grid.of(row_dicts(table), {**group, **columns}, labels=6, groups=len(group), **about)
 
 
-def _load(row: dict[str, Any]) -> GridEntry:
+def _load(row: dict[str, Any]) -> str:
     signs = (" §" if row["saturated"] else "") + (" ¶" if row["client_late"] else "")
-    return GridEntry(f"{row['load']:g}{'' if row['loop'] == 'closed' else '/s'}{signs}")
+    return f"{row['load']:g}{'' if row['loop'] == 'closed' else '/s'}{signs}"
 
 
 def _name(row: dict[str, Any]) -> str:
