@@ -10,12 +10,14 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from synthetic import write_study
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from specrig.analysis.optimal_k import COLUMNS
 from specrig.decoding import drafters
 from specrig.measurement.recording import text_ends
 from specrig.measurement.records import Rounds, Run
@@ -31,6 +33,7 @@ from specrig.results.advice import _megabytes, advice_grid, advised
 from specrig.results.conclusions import conclusion, repetition_warnings
 from specrig.results.grid import unbroken
 from specrig.results.machine import differing, environment_rows, machine, parameters
+from specrig.results.optimal_k_table import optimal_k_sentence
 from specrig.results.study_data import MeasuredJob, learning_curves, read_study, training_curves
 from specrig.results.study_results import StudyResults
 from specrig.results.summary import best_rows, speedup_summary
@@ -369,6 +372,10 @@ def test_where_no_k_could_be_chosen_a_method_stands_once_beside_the_best(tmp_pat
     [best] = advised(found, cells, results.optimal.iloc[:0]).to_dict("records")
     other = {"ngram", "draft_model"} - {best["method"]}
     assert best["rivals"] == [f"{name} {labels.DISTURBED_SIGN}" for name in other]
+
+
+def test_of_a_disturbed_sweep_no_sentence_says_that_it_was_not_measured() -> None:
+    assert "without being disturbed" in optimal_k_sentence(pd.DataFrame(columns=COLUMNS))
 
 
 def test_one_method_gets_no_figure_that_compares(tmp_path: Path) -> None:

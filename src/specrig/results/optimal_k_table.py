@@ -48,7 +48,7 @@ def optimal_k_grid(optimal: pd.DataFrame, study: str) -> Grid:
 def optimal_k_sentence(optimal: pd.DataFrame) -> str:
     """What choosing k gains over the default, and how close the predicted best k is to the measured one."""
     if optimal.empty:
-        return "No method was measured at more than one k."
+        return "No method was measured at more than one k without being disturbed."
     known = optimal.dropna(subset=["predicted_k"])
     near = (known["best_k"] - known["predicted_k"]).abs() <= 1
     text = f"Measured and predicted best k are at most 1 apart in {int(near.sum())} of {len(known)} settings."
