@@ -1,4 +1,4 @@
-"""The table of pairs with random weights. It is separate because their acceptance was declared, not measured."""
+"""The table of pairs whose acceptance was declared. It is separate because nothing in it was accepted by a target."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from specrig.study.claims import Claim
 
 LABEL = "simulated acceptance"
 CAPTION = (
-    "SIMULATED ACCEPTANCE. These pairs have random weights: the passes cost what the architectures cost, and the share "
-    "of drafted tokens that is accepted was declared, not measured. Speeds hold if a real pair accepts as declared; "
-    "lossless or not does not apply. Reported: what a source states of the pair, method and k, under its own "
+    "SIMULATED ACCEPTANCE. The passes are real, if need be with random weights, which cost the same; the share of "
+    "drafted tokens that is accepted was declared, not measured. Speeds hold if a pair accepts as declared; lossless or "
+    "not does not apply. Reported: what a source states of the pair, method and k, under its own "
     "conditions; it stands beside, without a verdict."
 )
 
@@ -75,9 +75,10 @@ def _expected(records: list[Record]) -> float:
 
 def simulated_grid(table: pd.DataFrame, study: str) -> Grid:
     """`simulated_table` as a table for readers."""
+    engine = ["engine"] if len(set(table["engine"])) > 1 else []
     rows = [
         [
-            GridEntry(str(row["pair"])),
+            *(GridEntry(str(row[name])) for name in [*engine, "pair"]),
             GridEntry(method_name(row["method"], variant=row["variant"], disturbed=marked)),
             GridEntry(task_name(row["task"])),
             GridEntry(f"{row['temperature']:g}"),
@@ -96,6 +97,8 @@ def simulated_grid(table: pd.DataFrame, study: str) -> Grid:
         for row, marked in zip(row_dicts(table), disturbed(table), strict=True)
     ]
     header = "pair, method, task, T, k, batch, declared α, τ, expected τ, tokens/s, baseline tokens/s".split(", ")
-    header = [*header, "speedup", "predicted", "reported", *device_titles(table)]
+    header = [*engine, *header, "speedup", "predicted", "reported", *device_titles(table)]
     notes = [DISTURBED_NOTE] if disturbed(table).any() else []
-    return Grid(header=header, rows=rows, labels=6, caption=CAPTION, label=f"tab:{study}-simulated", notes=notes)
+    return Grid(
+        header=header, rows=rows, labels=6 + len(engine), caption=CAPTION, label=f"tab:{study}-simulated", notes=notes
+    )

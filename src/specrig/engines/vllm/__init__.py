@@ -44,6 +44,7 @@ class Vllm(WeightsEngine):
     name = "vllm"
     paired = False
     splits = True
+    simulates = True
     in_process = False
     differences: ClassVar[Mapping[str, str]] = {
         "draft_model": "above temperature 0 vLLM drafts greedily and treats the draft as certain, unless "
