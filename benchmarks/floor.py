@@ -140,7 +140,9 @@ def main() -> None:
     arguments.add_argument("--without-transformers", action="store_true")
     given = arguments.parse_args()
     logging.set_verbosity_error()
-    pair = PairFiles("shape", given.target, given.draft, dtype=given.dtype, simulated_acceptance=given.alpha)
+    pair = PairFiles(
+        "shape", given.target, given.draft, dtype=given.dtype, random_weights=True, simulated_acceptance=given.alpha
+    )
     copy = copy_gb_s(given.device)
     size = size_of_shape(facts.models()[given.target].shape)
     floor = pass_bytes(size, given.dtype, 1, given.prompt + given.tokens / 2, given.batch) / (copy * 1e9)

@@ -115,11 +115,16 @@ def test_a_model_that_cannot_be_rolled_back_is_refused_before_its_weights_are_re
 
 def test_random_weights_of_an_architecture_that_needs_more_are_refused_too(tmp_path: Path) -> None:
     pair = PairFiles(
-        "p", folder(tmp_path / "t", {**SIZED, "model_type": "jamba", "mamba_d_state": 4}), simulated_acceptance=0.7
+        "p",
+        folder(tmp_path / "t", {**SIZED, "model_type": "jamba", "mamba_d_state": 4}),
+        random_weights=True,
+        simulated_acceptance=0.7,
     )
     with pytest.raises(ModelError, match=r"pair p, target: the native engine cannot decode with it: .*mamba_d_state"):
         RandomWeights(pair).cached("target", "cpu")
-    unknown = PairFiles("p", folder(tmp_path / "u", {**SIZED, "model_type": "nobody"}), simulated_acceptance=0.7)
+    unknown = PairFiles(
+        "p", folder(tmp_path / "u", {**SIZED, "model_type": "nobody"}), random_weights=True, simulated_acceptance=0.7
+    )
     with pytest.raises(ModelError, match="nobody"):
         RandomWeights(unknown).cached("target", "cpu")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from runs import own_study
 from specrig.analysis.cost_model import expected_tokens
 from specrig.audit.run import audit_records
+from specrig.audit.toy_pair import build
 from specrig.cell import Cell
 from specrig.decoding.drafters import registry
 from specrig.engines.native import Native
+from specrig.engines.vllm import Vllm
+from specrig.engines.vllm.speculation import speculation_of
 from specrig.measurement.records import Record, read_records, study_records
 from specrig.measurement.runner import measure
 from specrig.models.facts import models
@@ -48,7 +52,7 @@ def shapes(tmp_path: Path) -> dict[str, str]:
 def generated(
     shapes: dict[str, str], alpha: float, method: str, k: int, temperature: float, tokens: int, rows: int = 1
 ) -> Any:
-    pair = PairFiles("shape", shapes["target"], shapes["draft"], simulated_acceptance=alpha)
+    pair = PairFiles("shape", shapes["target"], shapes["draft"], random_weights=True, simulated_acceptance=alpha)
     options = registry()[method].Options().model_dump()
     cell = Cell(engine="native", pair="shape", method=method, k=k, task="-", temperature=temperature, options=options)
     with Native(pair, threads=1) as engine:
@@ -160,7 +164,7 @@ def test_records_say_that_the_acceptance_is_simulated(study: Path) -> None:
     [
         ("random\t0.7", "random\t", "declare an acceptance between 0 and 1"),
         ("random\t0.7", "random\t1.5", "less than or equal to 1"),
-        ("random\t0.7", "\t0.7", "real weights have an acceptance of their own"),
+        ("random\t0.7", "\t1.5", "less than or equal to 1"),
     ],
 )
 def test_declarations_that_make_no_sense_are_refused(study: Path, old: str, new: str, says: str) -> None:
@@ -257,3 +261,51 @@ def test_reported_speedups_stand_beside_simulated_ones_without_a_verdict(study: 
     judged = pd.read_csv(loaded.root / "tables/reproduction.csv").set_index("id")
     assert judged["measured"].isna().all(), "what is simulated judges nothing"
     assert "without a verdict" in (loaded.root / "tables/simulated.md").read_text()
+
+
+def test_a_pair_with_its_weights_can_declare_an_acceptance(workplace: Path) -> None:
+    pair = build(Path("toy_pair"))
+    Path("prompts.jsonl").write_text('{"id": "a", "prompt": "tell me"}\n')
+    header = "pair\ttarget\tdraft\tsimulated_acceptance\n"
+    Path("configs/pairs.tsv").write_text(header + f"toy\t{pair.target}\t{pair.draft}\t0.7\n")
+    Path("configs/tasks.tsv").write_text("task\tsource\nown\tprompts.jsonl\n")
+    config = {
+        "study": "toy", "engines": ["native", "transformers"], "pairs": ["toy"], "tasks": ["own"], "prompts": 1, "max_new_tokens": 40,
+        "threads": 1, "device": "cpu", "methods": [{"method": "draft_model", "k": 4}],
+    }  # fmt: skip
+    Path("configs/toy.yaml").write_text(yaml.safe_dump(config))
+    study = load_study(Path("configs/toy.yaml"))
+    assert [refused.reason for refused in study.grid.refusals] == [
+        "pair 'toy' declares its acceptance, which transformers cannot simulate"
+    ]
+    measure(study, "native", "toy", ["draft_model"])
+    (record,) = read_records(study.root / "records/native/toy/draft_model/own-k4-t0-b1.jsonl")
+    assert record.simulated_acceptance == 0.7 and not record.lossless
+    assert record.prompt_tokens == len(Native(pair, threads=1).encode("tell me")), "by its own tokenizer"
+
+
+def simulating(alpha: float) -> tuple[PairFiles, Cell]:
+    pair = replace(build(Path("toy_pair")), simulated_acceptance=alpha)
+    options = registry()["draft_model"].Options().model_dump()
+    return pair, Cell(engine="vllm", pair="toy", method="draft_model", k=3, task="-", temperature=0.0, options=options)
+
+
+def test_vllm_gets_the_chance_that_all_tokens_up_to_a_position_are_accepted(workplace: Path) -> None:
+    pair, cell = simulating(0.5)
+    config = speculation_of(cell, pair, "greedy")["speculative_config"]
+    assert config["rejection_sample_method"] == "synthetic"
+    assert config["synthetic_acceptance_rates"] == [0.5, 0.25, 0.125]
+    assert "rejection_sample_method" not in str(
+        speculation_of(cell, replace(pair, simulated_acceptance=None), "greedy")
+    )
+
+
+@pytest.mark.vllm
+@pytest.mark.skipif(Vllm.missing() is not None, reason="vLLM is not installed")
+def test_vllms_synthetic_rejection_accepts_as_declared(workplace: Path) -> None:
+    pair, cell = simulating(0.7)
+    pair = replace(pair, engine_options={"vllm": dict(Vllm.audit_options)})
+    with Vllm(pair, threads=1) as engine:
+        (found,) = engine.generate(cell, [engine.encode("tell me")], max_new_tokens=400, seeds=[0])
+    emitted = [entry.emitted for entry in found.rounds if not entry.cut]
+    assert sum(emitted) / len(emitted) == pytest.approx(expected_tokens(0.7, 3), abs=0.35)

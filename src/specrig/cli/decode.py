@@ -224,7 +224,7 @@ def _print_json(single: SingleCell, text: str, seed: int, generations: Sequence[
 def _print_summary(single: SingleCell, generations: Sequence[LiveGeneration], console: Console) -> None:
     """Print what the colours mean and, with --compare, the speedup and whether the outputs are identical."""
     if single.files.simulated_acceptance is not None:
-        console.print("Random weights: there is no text, and acceptance is simulated.", style="yellow")
+        console.print("Acceptance is simulated: this is not the target's text.", style="yellow")
     console.print(f"[{STYLES['draft']}]drafted by {single.cell.method} and accepted[/] · written by the target")
     if len(generations) == 1:
         console.print("speed of a first run, without warm-up; --compare warms up first", style="dim")

@@ -40,7 +40,7 @@ def generate(
     path and adds one token, the cache keeps what was accepted. Without a draft (`autoregressive`) this is plain
     decoding, so the baseline runs through the same lines. A round emits between 1 and depth + 1 tokens a row.
 
-    simulated_acceptance: the declared acceptance rate of a model with random weights (`decoding.simulated`).
+    simulated_acceptance: the declared acceptance rate (`decoding.simulated`).
     callback: called with each row's tokens as soon as they are final, within the time that counts as decoding.
 
     Raises DecodingError for an empty prompt or one that leaves no room in the model's context.

@@ -82,8 +82,10 @@ class Engine(ABC):
     """Whether it sends requests to servers, which can be measured under load (`traffic:`)."""
     splits: ClassVar[bool] = False
     """Whether it splits a pair over as many GPUs as its row says (`tensor_parallel`)."""
+    makes_weights: ClassVar[bool] = False
+    """Whether it runs pairs of random weights, from their shapes."""
     simulates: ClassVar[bool] = False
-    """Whether it runs pairs of random weights with a declared acceptance."""
+    """Whether it accepts drafted tokens with the probability that a pair declares."""
 
     class Options(EngineOptions):
         """No options."""

@@ -28,6 +28,7 @@ class Native(WeightsEngine):
     """Runs every method in the one loop. It is the drafters' `Resources` too: it loads draft and heads on first use."""
 
     name = "native"
+    makes_weights = True
     simulates = True
     splits = True
 

@@ -188,7 +188,7 @@ class Record(BaseModel):
     lossless: bool = True
     """Whether the method's acceptance rule keeps the target's distribution."""
     simulated_acceptance: float | None = None
-    """With random weights: the declared probability that a drafted token is accepted. Costs are real, texts are not."""
+    """The declared probability that a drafted token is accepted. Costs are real, texts are not."""
     run: Run
     baseline: Run
     """The baseline's run. If it could not alternate, its times are means of a run before and a run after."""

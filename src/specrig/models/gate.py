@@ -117,8 +117,7 @@ def config_of(pair: PairFiles) -> dict[str, dict[str, Any]]:
             continue
         known = facts.known(model)
         revision = pair.target_revision if part == "target" else pair.draft_revision
-        simulated = pair.simulated_acceptance is not None
-        found[part] = known.config if simulated and known else _json(model, "config.json", revision)
+        found[part] = known.config if pair.random_weights and known else _json(model, "config.json", revision)
     return found
 
 

@@ -29,10 +29,10 @@ class PairFiles:
     target_revision: str | None = None
     draft_revision: str | None = None
     dtype: str = "float32"
+    random_weights: bool = False
+    """Whether only the shapes are known, and the weights are random."""
     simulated_acceptance: float | None = None
-    """None for a pair with its weights. Else the weights are random, and this is the declared chance that a drafted
-    token is accepted.
-    """
+    """The declared chance that a drafted token is accepted; None: the pair's own acceptance is measured."""
     heads: dict[str, Path] = field(default_factory=dict)
     head_revisions: dict[str, str] = field(default_factory=dict)
     servers: tuple[Endpoint, ...] = ()

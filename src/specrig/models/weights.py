@@ -176,7 +176,7 @@ class RandomWeights(Weights):
 
 def weights_of(pair: PairFiles) -> Weights:
     """The weights of a pair, loaded or random as its row says. Raises ModelError for a pair that the gate refuses."""
-    return PretrainedWeights(pair) if pair.simulated_acceptance is None else RandomWeights(pair)
+    return RandomWeights(pair) if pair.random_weights else PretrainedWeights(pair)
 
 
 class _Bytes:

@@ -216,7 +216,7 @@ def show_plan(plan: Plan, console: Console) -> None:
     for pair, reason in plan.large_drafts.items():
         console.print(f"[bold yellow]Draft not smaller[/] {pair}: {reason}")
     for pair, alpha in plan.simulated.items():
-        console.print(f"[bold yellow]Simulated acceptance[/] {pair}: random weights, declared α = {alpha:g}")
+        console.print(f"[bold yellow]Simulated acceptance[/] {pair}: declared α = {alpha:g}")
     if plan.moving:
         console.print(
             f"[bold yellow]Not pinned[/] {escape(', '.join(plan.moving))}: the hub may change them; "

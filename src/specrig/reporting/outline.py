@@ -374,7 +374,7 @@ OUTLINE = (
             Table(
                 "simulated",
                 lambda results: results.simulated,
-                "Cells of pairs with random weights, whose acceptance was declared and not measured.",
+                "Cells of pairs whose acceptance was declared and not measured.",
             ),
         ),
         condition=lambda results: results.study.simulated,

@@ -1,4 +1,4 @@
-"""The table of pairs with random weights. It is separate because their acceptance was declared, not measured."""
+"""The table of pairs whose acceptance was declared. It is separate because nothing in it was accepted by a target."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from specrig.study.claims import Claim
 
 LABEL = "simulated acceptance"
 CAPTION = (
-    "SIMULATED ACCEPTANCE. These pairs have random weights: the passes cost what the architectures cost, and the share "
-    "of drafted tokens that is accepted was declared, not measured. Speeds hold if a real pair accepts as declared; "
-    "lossless or not does not apply. Reported: the figure of a source for the pair, method and k, under its own "
+    "SIMULATED ACCEPTANCE. The passes are real, of some pairs with random weights, which cost the same; the share of "
+    "drafted tokens that is accepted was declared, not measured. Speeds hold if a pair accepts as declared; lossless or "
+    "not does not apply. Reported: the figure of a source for the pair, method and k, under its own "
     "conditions, without a verdict."
 )
 
@@ -77,7 +77,9 @@ def _expected(records: list[Record]) -> float:
 def simulated_grid(table: pd.DataFrame, study: str) -> Grid:
     """`simulated_table` as a table for readers."""
     marked = disturbed(table)
+    engine = {"engine": grid.text("engine")} if table["engine"].nunique() > 1 else {}
     columns: dict[str, Column] = {
+        **engine,
         "pair": grid.text("pair"),
         "method": lambda row: method_name(row["method"], variant=row["variant"], disturbed=row["marked"]),
         "task": lambda row: task_name(row["task"]),
@@ -95,4 +97,5 @@ def simulated_grid(table: pd.DataFrame, study: str) -> Grid:
     }
     rows = row_dicts(table.assign(marked=marked))
     notes = [DISTURBED_NOTE] if marked.any() else []
-    return Grid.of(rows, columns, labels=6, caption=CAPTION, label=f"tab:{study}-simulated", notes=notes)
+    labels, label = 6 + len(engine), f"tab:{study}-simulated"
+    return Grid.of(rows, columns, labels=labels, caption=CAPTION, label=label, notes=notes)

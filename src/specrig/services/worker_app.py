@@ -70,7 +70,7 @@ def _loaded(kind: str, serving: Serving) -> tuple[Worker, dict[str, Any]]:
         serving.model,
         target_revision=serving.revision,
         dtype=serving.dtype,
-        simulated_acceptance=0.0 if serving.random_weights else None,
+        random_weights=serving.random_weights,
     )
     weights = weights_of(pair)
     weights.dtype()  # an unknown precision is refused before weights are read

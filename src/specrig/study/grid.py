@@ -167,8 +167,10 @@ class Grid:
     def impossible(self, engine: str, pair: str, method: str) -> str | None:
         """Why a method can never run on a pair, by shipped facts and local configs; None: nothing is against it."""
         row = self._config.rows.pairs[pair]
-        if row.weights == "random" and not engines()[engine].simulates:
+        if row.weights == "random" and not engines()[engine].makes_weights:
             return f"pair {pair!r} has random weights, which {engine} cannot load"
+        if row.simulated_acceptance is not None and not engines()[engine].simulates:
+            return f"pair {pair!r} declares its acceptance, which {engine} cannot simulate"
         draft = row.draft if "draft" in methods()[method].needs else None
         if (reason := facts.impossible(row.target, draft)) is not None:
             return reason

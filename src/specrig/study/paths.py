@@ -43,6 +43,7 @@ class Paths:
             target_revision=row.target_revision,
             draft_revision=row.draft_revision,
             dtype=row.dtype,
+            random_weights=row.weights == "random",
             simulated_acceptance=row.simulated_acceptance,
             heads={head: Path(folder) for head in heads if (folder := self.model(pair, head, root)) is not None},
             head_revisions=row.head_revisions,

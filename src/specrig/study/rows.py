@@ -90,13 +90,14 @@ class Pair(Settings):
     simulated_acceptance: Annotated[float | None, Field(ge=0, le=1), _none_if_empty] = Field(
         None, validate_default=True
     )
-    """With random weights: the declared probability α that a drafted token is accepted ("simulated acceptance")."""
+    """The declared probability α that a drafted token is accepted ("simulated acceptance"), which random weights need;
+    empty: the pair's own acceptance is measured."""
     notes: str = ""
     """Free text for readers of the table."""
 
     @field_validator("simulated_acceptance")
     @classmethod
-    def _only_with_random_weights(cls, alpha: float | None, info: ValidationInfo) -> float | None:
+    def _declared_for_random_weights(cls, alpha: float | None, info: ValidationInfo) -> float | None:
         random = info.data.get("weights") == "random"
         if random and alpha is None:
             raise ValueError("random weights have no acceptance of their own: declare one between 0 and 1")
@@ -106,9 +107,7 @@ class Pair(Settings):
             *str(info.data.get("heads")).replace("=", " ").split(),
         )
         if random and any(part.split(":")[0] == TRAINED for part in parts):
-            raise ValueError("what is trained has weights: leave weights and simulated_acceptance empty")
-        if not random and alpha is not None:
-            raise ValueError("real weights have an acceptance of their own: leave it empty, or set weights to random")
+            raise ValueError("what is trained has weights: leave weights empty")
         return alpha
 
     def trained_in(self, part: str) -> str | None:

@@ -54,7 +54,7 @@ def _messages(prompt: Prompt, answers: Answers) -> list[dict[str, str]]:
 
 def require_chat_template(task: str, pair: PairFiles) -> Any:
     """The tokenizer of a pair's target. Raises PromptError if it has no chat template, which `task` needs."""
-    if pair.simulated_acceptance is not None:
+    if pair.random_weights:
         raise PromptError(
             f"task {task!r} needs a chat template; pair {pair.name!r} has random weights and no template: leave one out"
         )

@@ -12,7 +12,7 @@ from specrig.tasks.sources import PromptError
 
 def counter(pair: PairFiles) -> Callable[[Sequence[str]], list[int]]:
     """What counts the tokens of texts, a byte each for random weights. Raises ModelError without a tokenizer.json."""
-    if pair.simulated_acceptance is not None:
+    if pair.random_weights:
         return lambda texts: [len(text.encode()) for text in texts]
     tokenizer = hub.read_tokenizer(hub.fetch(pair.target, "tokenizer.json", pair.target_revision))
     return lambda texts: [len(entry.ids) for entry in tokenizer.encode_batch(list(texts))]
@@ -23,7 +23,7 @@ def check_lengths(prompts: Sequence[Prompt], task: str, pair: PairFiles, new_tok
     context = gate.context(pair)
     if context is None:
         return
-    if pair.simulated_acceptance is None:
+    if not pair.random_weights:
         try:
             hub.fetch(pair.target, "tokenizer.json", pair.target_revision)
         except ModelError:

@@ -46,7 +46,7 @@ class DraftProcess:
             "vocabulary": vocabulary,
         }
         flags = [f"--{name}={value}" for name, value in options.items() if value is not None]
-        flags += ["--random-weights"] if pair.simulated_acceptance is not None else []
+        flags += ["--random-weights"] if pair.random_weights else []
         command = [sys.executable, "-m", "specrig", "serve", "draft", pair.draft, *flags]
         self.process = ServerProcess(command, self.url, health="/health")
 

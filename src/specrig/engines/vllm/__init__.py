@@ -44,6 +44,7 @@ class Vllm(WeightsEngine):
     name = "vllm"
     paired = False
     splits = True
+    simulates = True
     in_process = False
     differences: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(

@@ -57,6 +57,9 @@ def speculation_of(cell: Cell, pair: PairFiles, draft_sampling: str) -> dict[str
     config = {"method": known.method, **model, **known.keys, **options, "num_speculative_tokens": cell.k}
     if known.sampled:
         config["draft_sample_method"] = draft_sampling
+    if (alpha := pair.simulated_acceptance) is not None:
+        rates = [alpha**depth for depth in range(1, cell.k + 1)]
+        config |= {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": rates}
     return {"speculative_config": config, "per_request_spec_decode_metrics": "detailed"}
 
 
