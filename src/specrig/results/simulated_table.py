@@ -77,7 +77,7 @@ def _expected(records: list[Record]) -> float:
 def simulated_grid(table: pd.DataFrame, study: str) -> Grid:
     """`simulated_table` as a table for readers."""
     marked = disturbed(table)
-    engine = {"engine": grid.text("engine")} if table["engine"].nunique() > 1 else {}
+    engine = {"engine": grid.text("engine")} if len(set(table["engine"])) > 1 else {}
     columns: dict[str, Column] = {
         **engine,
         "pair": grid.text("pair"),
