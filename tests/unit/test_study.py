@@ -193,7 +193,7 @@ PAIRS = "pair\ttarget\tdraft\tdtype\n"
         (PAIRS + "embedded\ttrained\ttrained\tfp8\n", ["pairs.tsv:2: dtype", "'float32', 'bfloat16' or 'float16'"]),
         (PAIRS + "embedded\t./models/none\t\t\n", ["no model folder ./models/none", "hub id"]),
         (PAIRS + "embedded\tconfigs\t\t\n", ["configs holds no config.json"]),
-        (PAIRS + "embedded\ttrained\t\t\n", ["draft_model needs a draft", "fill the draft column"]),
+        (PAIRS + "embedded\ttrained\t\t\n", ["has no draft, which draft_model needs", "fill the draft column"]),
         (PAIRS + "embedded\ttrained\ttrained\t\tmore\t\n", ["pairs.tsv:2", "the header has 4"]),
     ],
 )
