@@ -132,6 +132,11 @@ def test_the_address_leads_to_the_methods_with_their_speedups(served: Served) ->
     assert "k = 2" not in output, "cells are another view"
 
 
+def test_the_charts_open_with_speedup_by_method(served: Served) -> None:
+    output = served.shows(f"{served.address}&compareRunsMode=CHART", "Speedup by method", "Model metrics")
+    assert output.index("Speedup by method") < output.index("Model metrics")
+
+
 def test_a_row_of_the_report_leads_to_its_run(served: Served) -> None:
     link = mlflow_runs(served.folder, "made_up") + quote(
         "tags.cell = 'native/embedded/draft_model/code-k4-t0-b1'", safe=""
