@@ -8,25 +8,31 @@ from specrig.analysis.break_even import SPEEDUPS
 from specrig.analysis.cells import row_dicts
 from specrig.results import grid
 from specrig.results.grid import Grid, GridEntry
+from specrig.results.labels import DISTURBED_NOTE
 from specrig.results.speed_tables import row_labels, varying_levels
 
 BREAK_EVEN, WORTH = (f"tokens_for_{speedup:g}" for speedup in SPEEDUPS)
 
 
 def break_even_grid(found: pd.DataFrame, study: str) -> Grid:
-    """The result of `break_even.break_even` as a table for readers. Bold: what is enough for a speedup above 1."""
+    """The result of `break_even.break_even` as a table for readers. Bold: what is enough for a speedup above 1, by costs
+    that were measured undisturbed.
+    """
     levels = varying_levels(found)
+    marked = found["disturbed"] != ""
     rows = [
         [
-            *row_labels(row, levels),
+            *row_labels(row, levels, disturbed=sign),
             *(GridEntry(grid.number(row[name])) for name in ("draft_cost_per_round", "verify_cost", "efficiency")),
             GridEntry(grid.number(row["round_cost"])),
-            GridEntry(grid.number(row["acceptance_length"]), bold=row["acceptance_length"] > row[BREAK_EVEN]),
+            GridEntry(
+                grid.number(row["acceptance_length"]), bold=row["acceptance_length"] > row[BREAK_EVEN] and not sign
+            ),
             GridEntry(grid.number(row[WORTH])),
             GridEntry(grid.number(row["alpha"])),
             *(GridEntry(grid.number(row[f"alpha_for_{speedup:g}"])) for speedup in SPEEDUPS),
         ]
-        for row in row_dicts(found)
+        for row, sign in zip(row_dicts(found), marked, strict=True)
     ]
     head = [*(level.replace("_", " ") for level in levels), "k", "draft cost", "verification cost", "efficiency"]
     return Grid(
@@ -41,6 +47,7 @@ def break_even_grid(found: pd.DataFrame, study: str) -> Grid:
             "trees, for rounds that draft less than k, and where no acceptance is enough."
         ),
         label=f"tab:{study}-break-even",
+        notes=[DISTURBED_NOTE] if marked.any() else [],
     )
 
 

@@ -16,6 +16,7 @@ from specrig.reporting.figures.panels import (
     Sheet,
     legend_below,
     make_panels,
+    mark_disturbed,
     method_lines,
     signs_note,
     unused_hidden,
@@ -48,6 +49,9 @@ def break_even_figure(cells: pd.DataFrame, tasks: list[str], sheet: Sheet) -> Fi
             tips = [tip(f"{label}, k = {k}, {what}", value) for k, value in zip(line["k"], values, strict=True)]
             line_style: dict[str, Any] = {"color": style["color"], "linestyle": dashes, "marker": ".", "markersize": 3}
             mark(ax.plot(line["k"], values, **line_style), what, tips)
+            mark_disturbed(
+                ax, zip(*(line.loc[line["disturbed"] != "", name] for name in ("k", values.name)), strict=True)
+            )
         for task in tasks:
             here = frame[frame["task"] == task].sort_values("k")
             own: dict[str, Any] = {**task_style(task, tasks), "linestyle": "none"}
