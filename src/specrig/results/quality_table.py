@@ -10,6 +10,7 @@ from specrig.analysis.cells import row_dicts
 from specrig.results import grid
 from specrig.results.grid import Grid, GridEntry
 from specrig.results.labels import method_name, task_name
+from specrig.results.study_data import reading
 
 CAPTION = (
     "Quality of the outputs: the method's score, its baseline's on the same prompts, and the difference with its 95 % "
@@ -20,14 +21,15 @@ CAPTION = (
 
 
 def read_quality(folder: Path, study: str) -> Grid | None:
-    """The table that `write_quality` wrote in a study's folder, for readers; None where it is missing or has no rows."""
+    """The table that `write_quality` wrote in a study's folder, for readers; None where it is missing or has no rows.
+    Raises RecordError, with the path, for a damaged one.
+    """
     path = folder / "tables" / "quality.csv"
-    table = (
-        pd.read_csv(path, dtype={"variant": str, "note": str}).fillna({"variant": "", "note": ""})
-        if path.is_file()
-        else pd.DataFrame()
-    )
-    return None if table.empty else quality_grid(table, study)
+    if not path.is_file():
+        return None
+    with reading(path):
+        table = pd.read_csv(path, dtype={"variant": str, "note": str}).fillna({"variant": "", "note": ""})
+        return None if table.empty else quality_grid(table, study)
 
 
 def quality_grid(table: pd.DataFrame, study: str) -> Grid:
