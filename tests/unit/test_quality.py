@@ -45,7 +45,7 @@ def test_distinct_2_counts_word_pairs() -> None:
 
 
 def test_every_scorer_is_in_the_file_of_its_name() -> None:
-    assert set(registry()) == {"bleu", "chrf", "distinct_2", "pass_at_1", "rouge_l"}
+    assert set(registry()) == {"bleu", "chrf", "distinct_2", "pass_at_1", "reasoning_gym", "rouge_l"}
 
 
 @pytest.mark.parametrize(
