@@ -19,8 +19,9 @@ import signal
 import sys
 import time
 import traceback
+import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -40,8 +41,12 @@ STUDY = Path("results/test")
 PUBLISHED = Path("reports/published/fuzz")
 MODELS = STUDY / "models/embedded"
 GGUF = Path("tiny.gguf")
-HEADS, TARGET = Path("heads"), Path("target")
-"""Untrained heads, and their target."""
+HEADS, TARGET, SPLIT = Path("heads"), Path("target"), Path("split")
+"""Untrained heads, their target, and the same target with its weights in several files."""
+OWN = "configs/own.yaml"
+"""A study of a user's models and prompts; it trains a draft on the user's requests."""
+PROMPTS = [Path("mine") / f"prompts.{ending}" for ending in ("jsonl", "csv", "parquet")]
+REQUESTS = Path("mine/requests.jsonl")
 Case: TypeAlias = tuple[str, list[str], Path | None]
 """What was changed, the command line, and the file that a refusal must name."""
 
@@ -164,6 +169,8 @@ BY_SUFFIX = {
 
 def change(path: Path, draw: random.Random) -> str:
     """Change a file in its content or in its bytes; or put a folder or a link to nowhere in its place."""
+    if not path.is_file():
+        return f"{path}: gone already"
     content = path.read_bytes()
     if draw.random() < 0.06:
         path.unlink()
@@ -173,7 +180,10 @@ def change(path: Path, draw: random.Random) -> str:
         path.symlink_to("nowhere")
         return f"{path}: a link to nowhere"
     how = BY_SUFFIX.get(path.suffix, changed_bytes) if draw.random() < 0.6 else changed_bytes
-    name, new = how(content, draw)
+    try:
+        name, new = how(content, draw)
+    except (ValueError, KeyError, IndexError, RecursionError, OSError, EOFError, zlib.error, yaml.YAMLError):
+        name, new = changed_bytes(content, draw)  # an earlier change has left nothing to read
     path.write_bytes(new)
     return f"{path}: {name}"
 
@@ -195,15 +205,14 @@ def table(draw: random.Random) -> Case:
 
 def result(draw: random.Random) -> Case:
     """A file of a finished study."""
-    patterns = ["records/**/*.jsonl", "records/**/*.jsonl", "records/**/index.json", "records/**/environment.json"]
-    patterns += [
+    patterns = [
+        "records/**/*.jsonl",
+        "records/**/*.jsonl",
+        "records/**/index.json",
+        "records/**/environment.json",
         "study.json",
-        "audit/*.csv",
-        "tables/cells.csv",
-        "tables/quality.csv",
-        "models/*/*/training.jsonl",
-        "prompts/*.jsonl",
     ]
+    patterns += ["audit/*.csv", "tables/*.csv", "models/*/*/training.jsonl", "prompts/*.jsonl"]
     path = draw.choice(sorted(STUDY.glob(draw.choice(patterns))))
     own = ["--study", str(STUDY / "study.json")]
     verb = draw.choice(["tables", "tables", "audit", "quality", "figures", "report", "track"])
@@ -222,9 +231,10 @@ def publication(draw: random.Random) -> Case:
     said = change(path, draw)
     manifest, name = PUBLISHED / "manifest.json", path.relative_to(PUBLISHED).as_posix()
     if path.is_file() and path != manifest:
-        content = json.loads(manifest.read_text())
-        content["files"][name] = sha256(path.read_bytes()).hexdigest()
-        manifest.write_text(json.dumps(content))
+        with contextlib.suppress(ValueError, KeyError, TypeError, OSError, RecursionError):  # changed before
+            content = json.loads(manifest.read_text())
+            content["files"][name] = sha256(path.read_bytes()).hexdigest()
+            manifest.write_text(json.dumps(content))
     verify = ["verify", str(PUBLISHED), "--no-render"]
     return said, draw.choice([verify, verify, ["compare", str(PUBLISHED), str(STUDY)], ["gallery"]]), path
 
@@ -248,12 +258,50 @@ def checkpoint(draw: random.Random) -> Case:
 
 
 def gguf_file(draw: random.Random) -> Case:
+    """A GGUF file that a study's pair names."""
     content = GGUF.read_bytes()
     end = draw.choice((64, 1000, len(content)))  # most faults in the header
     name, head = changed_bytes(content[:end], draw)
     GGUF.write_bytes(head + content[end:])
-    options = ["--device", "cpu", "--tokens", "4", "--method", "ngram"]
-    return f"{GGUF}: {name} in {end} bytes", ["decode", "1 and", "--target", str(GGUF), *options], GGUF
+    command = draw.choice([["plan", OWN], ["convert", "--study", OWN, "--source", f"{GGUF.stem}-float32"]])
+    return f"{GGUF}: {name} in {end} bytes", command, GGUF
+
+
+def split_weights(draw: random.Random) -> Case:
+    """A file of a model whose weights lie in several, or one of its files taken away."""
+    path = draw.choice([*SPLIT.glob("*.safetensors*"), SPLIT / "model.safetensors.index.json"])
+    decode = ["decode", "1 and", "--target", str(SPLIT), "--method", "ngram", "--device", "cpu", "--tokens", "4"]
+    command = draw.choice([decode, ["plan", OWN], [*MEASURE, "--pair", "split"]])
+    if draw.random() < 0.1 and path.is_file():
+        path.unlink()
+        return f"{path}: removed", command, path
+    return change(path, draw), command, path
+
+
+MEASURE = ["measure", "--study", OWN, "--engine", "native", "--method", "ngram", "--replicate", "0"]
+
+
+def own_prompts(draw: random.Random) -> Case:
+    """A user's prompts, or requests to train on."""
+    path = draw.choice([*PROMPTS, REQUESTS])
+    command = draw.choice([["plan", OWN], [*MEASURE, "--pair", "split"]])
+    if path == REQUESTS:
+        command = ["write-text", "--study", OWN, "--pair", "split"]
+    return change(path, draw), command, path
+
+
+def corpora(draw: random.Random) -> Case:
+    """What a training reads: the corpus, the target's text and its shards, the target."""
+    patterns = ["corpus/*.jsonl", "corpus/*.jsonl"]
+    patterns += [
+        f"models/embedded/{each}" for each in ("text.safetensors", "text/*/*", "target/*.json", "target/*.safetensors")
+    ]
+    path = draw.choice(sorted(STUDY.glob(draw.choice(patterns))))
+    said, of = change(path, draw), ["--study", CONFIG, "--pair", "embedded"]
+    shutil.rmtree("results/.trained")  # or what was trained already would be taken
+    train = ["train", *of, "--model", draw.choice(["draft", "target"]), "--threads", "1"]
+    # A shard is read where the text itself is made again.
+    return said, ["write-text", *of] if "text" in path.parts else draw.choice([train, ["write-text", *of]]), path
 
 
 COMMANDS = [
@@ -306,10 +354,13 @@ KINDS: dict[str, tuple[Callable[[random.Random], Case], int]] = {
     "publications": (publication, 35),
     "checkpoints": (checkpoint, 40),
     "GGUF": (gguf_file, 20),
+    "split weights": (split_weights, 20),
+    "prompts": (own_prompts, 25),
+    "corpora": (corpora, 15),
     "arguments": (arguments, 30),
     "bodies": (body, 30),
 }
-"""Kind -> what makes one, and how many of 300 are of it."""
+"""Kind -> what makes one, and how many of 360 are of it."""
 
 
 # Trials
@@ -320,10 +371,9 @@ def prepared(work: Path) -> Path:
     start = work / "start"
     if not start.is_dir():
         unfinished = work / "unfinished"
-        shutil.rmtree(unfinished, ignore_errors=True)
-        unfinished.mkdir(parents=True)
-        shutil.copytree(REPOSITORY / "configs", unfinished / "configs")
-        (unfinished / "weights").symlink_to(REPOSITORY / "weights")
+        if not unfinished.is_dir():  # one that was cut goes on
+            shutil.copytree(REPOSITORY / "configs", unfinished / "configs")
+            (unfinished / "weights").symlink_to(REPOSITORY / "weights")
         found = run(unfinished)
         assert found.returncode == 0, found.stdout
         with contextlib.chdir(unfinished):
@@ -332,7 +382,8 @@ def prepared(work: Path) -> Path:
 
             from specrig.heads import initialise, registry
 
-            assert main(["publish", CONFIG, "--as", PUBLISHED.name]) == 0
+            if not PUBLISHED.is_dir():
+                assert main(["publish", CONFIG, "--as", PUBLISHED.name]) == 0
             of = AutoConfig.from_pretrained(MODELS / "target")
             of.num_hidden_layers = 3  # as many as EAGLE-3 reads
             AutoModelForCausalLM.from_config(of).save_pretrained(TARGET)
@@ -341,8 +392,37 @@ def prepared(work: Path) -> Path:
             for name in registry():
                 initialise(name, HEADS / name, of, of, seed=3)
             write_gguf(GGUF, tiny())
+            model = AutoModelForCausalLM.from_pretrained(TARGET)
+            shutil.copytree(TARGET, SPLIT, ignore=shutil.ignore_patterns("*.safetensors"), dirs_exist_ok=True)
+            model.save_pretrained(SPLIT, max_shard_size="200KB")
+            own_study()
         unfinished.rename(start)
     return start
+
+
+def own_study() -> None:
+    """The config `OWN`, its tables and its files."""
+    import pandas as pd
+
+    rows = [{"id": f"a{at}", "prompt": text, "reference": "c"} for at, text in enumerate(["1 and", "the é", "x = 2"])]
+    PROMPTS[0].parent.mkdir(exist_ok=True)
+    PROMPTS[0].write_text("".join(json.dumps(row) + "\n" for row in rows))
+    pd.DataFrame(rows).to_csv(PROMPTS[1], index=False)
+    pd.DataFrame(rows).to_parquet(PROMPTS[2])
+    REQUESTS.write_text("".join(json.dumps({"prompt": f"say {number}"}) + "\n" for number in range(40)))
+    tasks = [f"{path.suffix[1:]}\t{path}" for path in PROMPTS]
+    for name, lines in {
+        "tasks": ["task\tsource", *tasks],
+        "pairs": ["pair\ttarget\tdraft", f"split\t{SPLIT}\ttrained", f"gguf\t{GGUF}\t"],
+    }.items():
+        Path(f"configs/own_{name}.tsv").write_text("\n".join([*lines, ""]))
+    study = yaml.safe_load(Path(CONFIG).read_text()) | {
+        "study": "own", "pairs": ["split", "gguf"], "tasks": [path.suffix[1:] for path in PROMPTS],
+        "tables": {name: f"configs/own_{name}.tsv" for name in ("pairs", "tasks")},
+        "methods": [{"method": "ngram", "k": 3}, {"method": "draft_model", "k": 2, "pairs": ["split"]}],
+    }  # fmt: skip
+    study["training"]["prompts"] = str(REQUESTS)
+    Path(OWN).write_text(yaml.safe_dump(study, sort_keys=False))
 
 
 def ask(urls: dict[str, str], path: str) -> tuple[int, str]:
@@ -393,17 +473,17 @@ def attempted(command: list[str], urls: Callable[[], dict[str, str]]) -> tuple[i
     return code, output.getvalue()
 
 
-def wrong(code: int, output: str, file: Path | None) -> str:
-    """What is wrong with an answer; "" if nothing."""
+def wrong(code: int, output: str, files: Sequence[Path]) -> str:
+    """What is wrong with an answer; "" if nothing. Of several changed files one must be named."""
     text = "".join(output.split())
     if code < 0 or "unexpectederror" in text or "Traceback" in output:
         return "unexpected error"
-    names = (
-        [file.name, file.stem.partition(".")[0], str(file.parent)] if file and file.parts[:1] != ("configs",) else []
-    )
-    names = [file.name] if file and not names else names
+    names = [file.name for file in files]
+    for file in files:
+        if file.parts[:1] != ("configs",):
+            names += [file.stem.partition(".")[0], str(file.parent)]
     if code and names and not any(name in text for name in names):
-        return f"{file} is not named"
+        return f"{' or '.join(map(str, files))} is not named"
     return "the message is long" if len(output) > 20_000 else ""
 
 
@@ -413,7 +493,8 @@ def main_() -> None:
     parser.add_argument("--seed", type=int, default=30)
     parser.add_argument("--first", type=int, default=0, help="number of the first input")
     parser.add_argument("--only", type=int, help="repeat this input alone")
-    parser.add_argument("--kind", choices=KINDS, help="inputs of this kind alone")
+    parser.add_argument("--kind", choices=KINDS, nargs="+", help="inputs of these kinds alone")
+    parser.add_argument("--changes", type=int, default=1, help="changes at once")
     parser.add_argument("--work", type=Path, default=REPOSITORY / "build/fuzz")
     options = parser.parse_args()
     work = options.work.absolute()
@@ -429,18 +510,22 @@ def main_() -> None:
 
     counts: Counter[str] = Counter()
     seconds: Counter[str] = Counter()
-    kinds = [kind for kind, (_, number) in KINDS.items() for _ in range(number)]
+    wanted = options.kind or KINDS
+    kinds = [kind for kind, (_, number) in KINDS.items() if kind in wanted for _ in range(number)]
+    random.Random(options.seed).shuffle(kinds)
     for number in [options.only] if options.only is not None else range(options.first, options.first + options.inputs):
         draw = random.Random(f"{options.seed}/{number}")
-        kind = options.kind or kinds[number * 7 % len(kinds)]
+        kind = kinds[number % len(kinds)]
         folder = work / f"input-{number}"
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(start, folder, symlinks=True)
         begun = time.monotonic()
         with contextlib.chdir(folder):
-            what, command, file = KINDS[kind][0](draw)
+            cases = [KINDS[kind][0](draw) for _ in range(options.changes)]
+            command = cases[-1][1]
             code, output = attempted(command, urls)
-        reason = wrong(code, output, file)
+        what = "; ".join(each for each, _, _ in cases)
+        reason = wrong(code, output, [file for _, _, file in cases if file])
         counts[f"{kind}: {'failed' if reason else 'refused' if code else 'accepted'}"] += 1
         if reason or options.only is not None:
             shown = " ".join(word[:60] for word in command)

@@ -134,6 +134,30 @@ def test_missing_and_empty_corpus_files_say_what_to_do(tmp_path: Path) -> None:
         corpus.read(tmp_path / "train.jsonl")
 
 
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b'{"task": "co', "Unterminated string"),
+        (b"[]", "it has no text task, text, prompt"),
+        (b'{"task": "code", "text": 3, "prompt": "a", "completion": "b"}', "it has no text text, instruction"),
+        (b"\xff\xfe{}", "decode"),
+        (b"[" * 100_000, "recursion"),
+    ],
+)
+def test_a_damaged_row_of_a_corpus_is_named(built: Path, tmp_path: Path, line: bytes, reason: str) -> None:
+    whole = (built / "corpus/train.jsonl").read_bytes().split(b"\n")
+    file = tmp_path / "train.jsonl"
+    file.write_bytes(b"\n".join([whole[0], line, *whole[1:]]))
+    with pytest.raises(
+        CorpusError, match=rf"train\.jsonl:2: not a row .*{reason}.*; build it again with `specrig corpus`"
+    ):
+        corpus.read(file)
+    row = json.loads(whole[0]) | {"prompt": "half \ud800"}
+    file.write_text(json.dumps(row))
+    with pytest.raises(CorpusError, match=r"train\.jsonl:1: not a row of the corpus .*surrogates not allowed"):
+        corpus.read(file)
+
+
 def test_stories_vary(train: Rows) -> None:
     stories = [row["completion"].split() for row in train if row["task"] == "creative_writing"]
     eights = [tuple(words[i : i + 8]) for words in stories for i in range(len(words) - 7)]

@@ -14,7 +14,9 @@ from specrig.cell import Cell
 from specrig.dag.lock import BusyError, lock_study
 from specrig.measurement.quarantine import (
     HASHES,
+    LEDGER,
     damaged_files,
+    damaged_listed,
     damaged_records,
     quarantine,
     quarantined_names,
@@ -55,6 +57,13 @@ def test_a_damaged_index_condemns_no_record(job: Path) -> None:
     for broken in ("{", "[]", json.dumps({"cells": {"a": 1}})):
         (job / "index.json").write_text(broken)
         assert damaged_records(job) == {job / "index.json": "it is not an index of records"}
+
+
+@pytest.mark.parametrize("content", [b"", b"[" * 100_000, b"\xff", b"[]", b'{"a": 1}'])
+def test_a_damaged_ledger_condemns_nothing(job: Path, content: bytes) -> None:
+    root = job.parents[3]
+    (root / LEDGER).write_bytes(content)
+    assert damaged_listed(root) == {}
 
 
 def test_names_stay_the_same_once_it_is_quarantined(job: Path) -> None:

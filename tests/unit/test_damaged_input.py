@@ -15,7 +15,10 @@ from synthetic import write_study
 from specrig.cli import main
 from specrig.engines.native import Native
 from specrig.heads import initialise, part, registry
-from specrig.models.pair import PairFiles
+from specrig.models.gguf import source_file
+from specrig.models.pair import ModelError, PairFiles
+from specrig.results.study_data import read_study
+from specrig.results.study_results import StudyResults
 from specrig.runtime.types import DecodingError
 from specrig.study.load import load_study
 
@@ -139,6 +142,45 @@ def test_a_damaged_target_is_named(
     assert expected in text and "damaged" in text.replace(" ", "")
 
 
+def changed(**keys: Any) -> Damage:
+    """A JSON object with other values."""
+    return lambda content: json.dumps(json.loads(content) | keys).encode()
+
+
+OWN_MODELS: dict[str, tuple[str, Damage, str]] = {
+    "a size of text": ("config.json", changed(hidden_size="x"), "config.json: hidden_size: x is no size"),
+    "no heads": ("config.json", changed(num_attention_heads=0), "num_attention_heads: 0 is no size"),
+    "a context of NaN": ("config.json", changed(max_position_embeddings=float("nan")), "nan is no size"),
+    "a size beyond any": ("config.json", changed(vocab_size=10**30), "vocab_size: 1000"),
+    "a list of types": ("config.json", changed(model_type=[]), "model_type and architectures are no names"),
+    "a number of architectures": ("config.json", changed(architectures=5), "model_type and architectures are no names"),
+    "a model without a vocabulary": ("tokenizer.json", changed(model=[]), "tokenizer.json: not a tokenizer"),
+    "added tokens of numbers": ("tokenizer.json", changed(added_tokens=[1]), "tokenizer.json: not a tokenizer"),
+    "ids of text": ("tokenizer.json", changed(model={"vocab": {"a": "b"}}), "the id of a token is no whole number"),
+}
+
+
+@pytest.mark.parametrize("verb", ["plan", "advise"])
+@pytest.mark.parametrize("part", ["target", "draft"])
+@pytest.mark.parametrize("kind", OWN_MODELS)
+def test_a_damaged_model_of_a_user_is_named_before_anything_runs(
+    kind: str, part: str, verb: str, sums: tuple[Any, Path], workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, damage, expected = OWN_MODELS[kind]
+    for name in ("target", "draft"):
+        shutil.copytree(sums[1] / name, name)
+    path = Path(part, file)
+    path.write_bytes(damage(path.read_bytes()))
+    # By their whole paths: what was read of a folder is remembered.
+    Path("configs/pairs.tsv").write_text(f"pair\ttarget\tdraft\nmine\t{workplace}/target\t{workplace}/draft\n")
+    Path("configs/own.yaml").write_text("study: own\npairs: [mine]\ntasks: [code]\nmethods: [draft_model]\n")
+    if verb == "plan":
+        assert expected in printed(capsys, "plan", "configs/own.yaml")
+    else:
+        assert main(["advise", "mine"]) == 0
+        assert expected in " ".join(capsys.readouterr().out.split())
+
+
 @pytest.mark.parametrize("content", [b"", b'{"a"', b"[]", b"{}", b"\xff\xfe{}", b"[" * 100_000])
 def test_a_damaged_note_of_the_target_is_named(
     content: bytes, sums: tuple[Any, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -186,6 +228,48 @@ def test_an_unknown_key_in_a_row_of_a_resolved_study_is_named(
     Path("study.json").write_text(json.dumps(study))
     text = printed(capsys, "plan", "study.json")
     assert "study.json" in text and "haeds" in text and "did you mean 'heads'?" in text
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A study's results folder with the tables that planning reads."""
+    folder = write_study(tmp_path_factory.mktemp("measured") / "study", ks=(2,), tasks=("code",))
+    results = StudyResults(read_study(folder))
+    (folder / "tables").mkdir()
+    for name, table in (("cells", results.cells), ("break_even", results.break_even.frame)):
+        table.to_csv(folder / "tables" / f"{name}.csv", index=False)
+    return folder
+
+
+TABLES: dict[str, tuple[Damage, str]] = {
+    "another header": (lambda content: content.replace(b"pair", b"part", 1), "csv:2: pair: the row has no such column"),
+    "cut": (lambda content: content[: content.index(b"\n") + 20], "the row has no such column"),
+    "text for a number": (lambda content: content.replace(b",2,", b",two,"), "k: 'two' is not a number"),
+    "not UTF-8": (lambda content: b"\xff\xfe" + content, "not a table"),
+    "a long field": (lambda content: content + b"a" * 200_000, "field larger than field limit"),
+}
+
+
+@pytest.mark.parametrize("kind", TABLES)
+@pytest.mark.parametrize("name", ["cells", "break_even"])
+def test_a_damaged_table_of_a_study_is_named_where_it_is_planned_by(
+    name: str, kind: str, measured: Path, workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damage, expected = TABLES[kind]
+    table = Path(shutil.copytree(measured, "results/test")) / f"tables/{name}.csv"
+    table.write_bytes(damage(table.read_bytes()))
+    text = printed(capsys, "advise", "embedded", "--study", "results/test")
+    assert f"tables/{name}.csv" in text and expected in text
+    assert "make the table again: specrig tables --study results/test/study.json" in text
+
+
+def test_a_damaged_table_of_an_earlier_run_is_named_by_the_plan(
+    workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("results/test/tables").mkdir(parents=True)
+    Path("results/test/tables/cells.csv").write_text("pair,prompts_needed\nembedded,many\n")
+    text = printed(capsys, "plan", "configs/test.yaml")
+    assert "results/test/tables/cells.csv:2: prompts_needed: 'many' is not a number" in text
 
 
 def test_a_long_name_of_a_column_is_cut(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -249,6 +333,42 @@ def test_an_index_of_records_that_is_none_is_named(content: str, tmp_path: Path)
             read(study)
 
 
+GARBAGE = [b"", b"[" * 100_000, b"\xff\xfe" * 40, b'{"a": 1}', b"9" * 5000]
+
+
+@pytest.mark.parametrize("content", GARBAGE, ids=range(len(GARBAGE)))
+def test_what_a_report_reads_is_named_or_left_out(content: bytes, tmp_path: Path) -> None:
+    from specrig.measurement.records import RecordError
+    from specrig.reporting.documents.samples import _prompts
+    from specrig.results.machine import model_rows, parameters
+    from specrig.results.quality_table import read_quality
+
+    (tmp_path / "model.safetensors").write_bytes(content)
+    assert parameters(tmp_path) is None
+    (tmp_path / "tables").mkdir()
+    readers: dict[str, tuple[Callable[[], Any], list[bytes]]] = {  # and what they take for an empty file of their kind
+        "tables/quality.csv": (lambda: read_quality(tmp_path, "study"), [GARBAGE[1], GARBAGE[3], GARBAGE[4]]),
+        "models.json": (lambda: model_rows(tmp_path), []),
+        "prompts.jsonl": (lambda: _prompts(tmp_path / "prompts.jsonl"), [GARBAGE[0], GARBAGE[3]]),
+    }
+    for name, (read, empty) in readers.items():
+        (tmp_path / name).write_bytes(content)
+        if content in empty:
+            assert not read()
+            continue
+        with pytest.raises(RecordError, match=rf"{name}: damaged \(.*; delete the file"):
+            read()
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b"\xff\xfe", b"[" * 100_000])
+def test_a_converted_folder_that_forgot_its_file_is_named(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "source.json").write_bytes(content)
+    with pytest.raises(
+        ModelError, match=r"source\.json: it names no GGUF file .*; delete the folder: it is made again"
+    ):
+        source_file(str(tmp_path))
+
+
 def test_a_record_of_brackets_and_a_surrogate_in_a_prompt_are_named(tmp_path: Path) -> None:
     from specrig.measurement.records import RecordError, read_records
     from specrig.tasks import PromptError, read_prompts
@@ -262,6 +382,7 @@ def test_a_record_of_brackets_and_a_surrogate_in_a_prompt_are_named(tmp_path: Pa
     prompts.write_text('{"id": "a", "prompt": "x"}\n{"id": "b", "prompt": "x\\ud800y"}\n')
     with pytest.raises(PromptError, match=r"prompts\.jsonl:2: the prompt has half a character .* at 1"):
         read_prompts(prompts)
-    prompts.write_bytes(b"[" * 100_000)
-    with pytest.raises(PromptError, match=r"prompts\.jsonl:1: not JSON"):
-        read_prompts(prompts)
+    for content, reason in ((b"[" * 100_000, "nested too deep"), (b"9" * 5000, "a number has too many digits")):
+        prompts.write_bytes(content)
+        with pytest.raises(PromptError, match=rf"prompts\.jsonl:1: not JSON \({reason}\)"):
+            read_prompts(prompts)

@@ -18,10 +18,12 @@ import numpy as np
 import pandas as pd
 import psutil
 import pytest
+from matplotlib.text import Text
 from synthetic import cell_records, write_study
 
 from runs import own_study
 from specrig import cli
+from specrig.analysis.break_even import break_even
 from specrig.analysis.cells import cells_table
 from specrig.analysis.claims import judge
 from specrig.analysis.commands import Catalogue
@@ -37,8 +39,11 @@ from specrig.measurement.runner import measure
 from specrig.measurement.signs import OTHERS
 from specrig.provenance.load import between, moment, probe
 from specrig.reporting.tables.files import write_tables
+from specrig.results.break_even_table import break_even_grid
 from specrig.results.conclusions import conclusion
 from specrig.results.disturbed_cells import busy_throughout
+from specrig.results.grid import markdown
+from specrig.results.round_tables import efficiency_grid
 from specrig.results.speed_tables import speedup_grid
 from specrig.results.study_data import read_study
 from specrig.results.study_results import StudyResults
@@ -395,6 +400,30 @@ def test_a_mark_follows_every_number_that_a_disturbed_cell_is_part_of(tmp_path: 
             study.tasks,
         )[0]
     )
+
+
+def test_marks_follow_the_costs_of_rounds_too(tmp_path: Path) -> None:
+    from specrig.reporting.figures import break_even_figure, ranking
+    from specrig.reporting.figures.panels import SCREEN
+
+    folder = write_quiet(tmp_path / "made_up", lambda record: loaded([record], steal_s=0.5)[0])
+    results = StudyResults(read_study(folder))
+    quiet = results.cells.assign(disturbed="")
+    for table in (results.break_even.formatted, results.efficiency):
+        method = table.header.index("method")
+        assert all(row[method].text.endswith(" ‡") for row in table.rows) and table.notes
+        assert not any(entry.bold for row in table.rows for entry in row), "by disturbed costs nothing is called enough"
+    for table in (break_even_grid(break_even(quiet), "x"), efficiency_grid(quiet, "x")):
+        assert "‡" not in markdown(table)
+    for draw, cells in (
+        (lambda cells: ranking.rounds(cells, SCREEN), results.best),
+        (lambda cells: break_even_figure.break_even_figure(cells, results.study.tasks, SCREEN), results.cells),
+    ):
+        drawn = [
+            [text.get_text() for text in draw(each).findobj(Text) if "‡" in text.get_text()]
+            for each in (cells, cells.assign(disturbed=""))
+        ]
+        assert len(drawn[0]) > 1 and not drawn[1], "a mark, and what it means"
 
 
 def test_report_and_tables_say_so(tmp_path: Path, report_text: Callable[[Path], str]) -> None:

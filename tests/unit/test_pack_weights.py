@@ -45,6 +45,14 @@ def test_a_card_says_what_the_weights_are(tmp_path: Path, monkeypatch: pytest.Mo
         {"step": 2, "seconds": 1800.0, "acceptance": [0.5, 0.25], "tau_sim": 1.6},
     ]
     (models / "medusa/training.jsonl").write_text("".join(json.dumps(line) + "\n" for line in curve))
+    (study.root / "tables").mkdir()
+    header = (
+        "pair,method,k,task,temperature,batch_size,prompts,acceptance_length,speedup,speedup_low,speedup_high,disturbed"
+    )
+    rows = [
+        f"{pair},medusa,4,code,0,1,8,2.5,1.456,1.3,1.6,{why}" for pair, why in (("embedded", "steal"), ("other", ""))
+    ]
+    (study.root / "tables/cells.csv").write_text("\n".join([header, *rows, ""]))
     folder = pack_weights(study, "embedded", "medusa", tmp_path / "weights", "Apache-2.0")
     found = load_file(folder / "model.safetensors")
     assert found["lm_heads.0.weight"].dtype == torch.bfloat16 and torch.equal(found["token_map"], tensors["token_map"])
@@ -60,3 +68,11 @@ def test_a_card_says_what_the_weights_are(tmp_path: Path, monkeypatch: pytest.Mo
                  "0.50, 0.25", "license: apache-2.0", "medusa="):  # fmt: skip
         assert fact in card, fact
     assert str(tmp_path / "results") not in card
+    assert card.count("| medusa |") == 1 and "| 2.50 | 1.46 ‡ [1.30, 1.60] |" in card and "‡ disturbed:" in card
+    for file in ("models/embedded/medusa/training.jsonl", "models/embedded/text.safetensors", "tables/cells.csv"):
+        whole = (study.root / file).read_bytes()
+        for content in (b"", b"[" * 100_000, b"\xff\xfe"):
+            (study.root / file).write_bytes(content)
+            with pytest.raises(TrainingError, match=rf"{file}: damaged .*; run the study again, which makes it again"):
+                pack_weights(study, "embedded", "medusa", tmp_path / "again", "Apache-2.0")
+        (study.root / file).write_bytes(whole)

@@ -426,6 +426,31 @@ def test_what_is_not_finished_or_in_the_way_is_not_published(workplace: Path) ->
     assert [path.name for path in to.iterdir()] == ["mine"]
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "place"),
+    [
+        ("audit/records.csv", b"\xff\xfe", "records.csv: cannot be read"),
+        ("models/embedded/draft/training.jsonl", b"\xff\xfe", "training.jsonl: cannot be read"),
+        ("records/native/embedded/draft_model/code-k2-t0-b1.jsonl.attempt-2", b"[\n", "attempt-2:1: not a record"),
+        (
+            "records/native/embedded/draft_model/code-k2-t0-b1.jsonl.attempt-2",
+            b"[" * 100_000,
+            "attempt-2:1: not a record",
+        ),
+    ],
+)
+def test_a_damaged_file_that_would_be_published_is_named(
+    name: str, content: bytes, place: str, workplace: Path
+) -> None:
+    study = finished(workplace)
+    path = study.root / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    with pytest.raises(PublicationError, match=rf"{path.name}.*; restore the file") as raised:
+        archive.pack(read_study(study.root), [], workplace / "packed", [])
+    assert place in str(raised.value)
+
+
 def test_a_trace_that_slips_through_stops_the_publication(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl.gz").write_bytes(archive.compressed('{"x": 1}\n{"x": "/srv/jdoe42/y"}\n'))
     with pytest.raises(PublicationError, match=r"a.jsonl.gz:2 holds '/srv/jdoe42'"):

@@ -5,6 +5,7 @@ folder.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from pydantic import ValidationError
+from safetensors.torch import load_file, save_file
 from torch.nn import functional as F  # noqa: N812
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -31,6 +33,7 @@ from specrig.training.recipe import TINY, Distillation, Growth, Optimisation, Re
 from specrig.training.run import model_folder, training, within_memory
 from specrig.training.stages import TEXT
 from specrig.training.target_text import SHARDS, read_text, write_text
+from specrig.training.text_shards import TextShards
 from specrig.training.tokenizer import END_OF_TEXT, load_tokenizer, train_tokenizer
 from specrig.training.trainer import (
     Heldout,
@@ -416,6 +419,38 @@ def test_what_the_target_writes(pair: Path, tmp_path: Path) -> None:
     (tmp_path / "target").symlink_to(pair / "models" / "target")
     write_text(TINY_RECIPE, pair / "corpus", tmp_path, tmp_path / "target")
     assert torch.equal(read_text(tmp_path).train.tokens, text.train.tokens)
+
+
+@pytest.mark.parametrize("damage", ["empty", "cut", "a tensor missing", "another type"])
+def test_a_damaged_text_of_the_target_is_named(pair: Path, tmp_path: Path, damage: str) -> None:
+    whole, file = pair / "models" / TEXT, tmp_path / TEXT
+    content, tensors = whole.read_bytes(), load_file(whole)
+    if damage in ("empty", "cut"):
+        file.write_bytes(content[: len(content) // 2 if damage == "cut" else 0])
+    else:
+        tensors["train.tokens"] = tensors["train.tokens"].float()
+        save_file(
+            {name: tensors[name] for name in tensors if (name, damage) != ("train.tokens", "a tensor missing")}, file
+        )
+    with pytest.raises(
+        TrainingError, match=r"text\.safetensors: not a target's text.*write it again with `specrig write-text`"
+    ):
+        read_text(tmp_path)
+
+
+@pytest.mark.parametrize("damage", [b'{"kind": "co', b"[]\n", b"\xff\xfe\n", b"[" * 100_000])
+def test_a_damaged_shard_of_the_targets_text_is_written_again(
+    pair: Path, tmp_path: Path, damage: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shards = TextShards(tmp_path, TINY_RECIPE, pair / "corpus", pair / "models/target", "cpu")
+    shutil.copytree(next((pair / "models" / SHARDS).iterdir()), shards.folder)
+    file = shards.folder / "heldout-00000.jsonl"
+    whole = file.read_bytes()
+    file.write_bytes(damage + whole)
+    texts = shards.texts("heldout", 2)
+    assert file.read_bytes() == whole and len(texts) == 2
+    said = f"{file} is damaged and will be made again: line 1: not a text"
+    assert said in capsys.readouterr().err and file.with_name(f"{file.name}.damaged").is_file()
 
 
 def test_the_default_recipe_is_the_embedded_pair_and_refuses_nonsense() -> None:

@@ -14,6 +14,7 @@ import pandas as pd
 
 from specrig.analysis.cells import IDENTITY, row_dicts
 from specrig.analysis.cost_model import required_alpha
+from specrig.analysis.disturbance import disturbed
 from specrig.tasks.variants import variant_of
 
 SPEEDUPS = (1.0, 1.5)
@@ -24,7 +25,7 @@ NEEDED = [f"{name}_for_{speedup:g}" for name in ("tokens", "alpha") for speedup 
 COLUMNS = [
     *KEYS,
     *["tasks", "lossless", "draft_cost_per_round", "verify_cost", "efficiency", "round_cost"],
-    *["acceptance_length", "alpha", *NEEDED],
+    *["acceptance_length", "alpha", *NEEDED, "disturbed"],
 ]
 FULL = 0.9
 """From this share of k drafted positions a round on, a chain counts as drafting all of them."""
@@ -37,7 +38,7 @@ def break_even(cells: pd.DataFrame) -> pd.DataFrame:
     cells: a table of cells (`cells.cells_table`). round_cost: acceptance length / speedup, which is what a round took,
     in times of the baseline's tokens. tokens_for_<S>: the τ that gives the speedup S at this cost. alpha_for_<S>: the α
     that gives this τ, for a chain of k tokens; NaN for trees and for rounds that draft less, and where even α = 1 is
-    not enough. Costs of passes are NaN where the engine does not time them.
+    not enough. Costs of passes are NaN where the engine does not time them. disturbed: names of the disturbed tasks.
     """
     drafting = by_context(cells[(cells["k"] > 0) & (cells["speedup"] > 0)]).dropna(subset=["acceptance_length"])
     lengths = drafting["acceptance_length"]
@@ -70,6 +71,7 @@ def _row(cells: pd.DataFrame) -> dict[str, Any]:
     measures = ["draft_cost_per_round", "verify_cost", "efficiency", "round_cost", "acceptance_length", "alpha"]
     row = row_dicts(cells[KEYS])[0] | {name: float(cells[name].mean()) for name in measures}
     row |= {"tasks": len(cells), "lossless": bool(cells["lossless"].all())}
+    row["disturbed"] = " ".join(cells.loc[disturbed(cells), "task"])
     drafted = row["draft_cost_per_round"] / float(cells["draft_cost"].mean() or np.nan)
     chain = bool(cells["chain"].all()) and drafted >= FULL * row["k"]
     for speedup in SPEEDUPS:

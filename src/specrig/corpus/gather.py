@@ -27,6 +27,10 @@ SOURCES: dict[str, Callable[[int, Corpus], Iterator[Example]]] = {
 """Task -> function (seed, settings) that yields its examples, without end or until the sources are used up."""
 
 
+FIELDS = ("task", "text", "prompt", "completion", "instruction")
+"""What is read of a row of the corpus."""
+
+
 def build(settings: Corpus, seed: int, out: Path) -> None:
     """Write `out/corpus/{train,heldout}.jsonl`, `out/prompts/<task>.jsonl` and, as instructions,
     `out/prompts/<task>_chat.jsonl`.
@@ -107,14 +111,32 @@ def gather(task: str, settings: Corpus, seed: int) -> tuple[list[Example], list[
 
 
 def read(path: Path) -> list[dict[str, str]]:
-    """Read the rows of a corpus file. Raises CorpusError if the file is missing or empty."""
+    """Read the rows of a corpus file. Raises CorpusError if the file is missing, empty or damaged, with the line."""
     if not path.is_file():
         raise CorpusError(f"{path}: no such corpus file; build it with `specrig corpus`")
-    with path.open(encoding="utf-8") as file:
-        rows = [json.loads(line) for line in file]
+    rows = []
+    for at, line in enumerate(path.read_bytes().splitlines(), 1):
+        try:
+            rows.append(_row(line))
+        except (ValueError, RecursionError) as error:
+            reason = str(error).splitlines()[0]
+            raise CorpusError(
+                f"{path}:{at}: not a row of the corpus ({reason}); build it again with `specrig corpus`"
+            ) from error
     if not rows:
         raise CorpusError(f"{path}: the corpus file is empty; delete its folder and build it again")
     return rows
+
+
+def _row(line: bytes) -> dict[str, str]:
+    """A row of the corpus. Raises ValueError for a line that is none."""
+    row = json.loads(line.decode("utf-8"))
+    fields = row if isinstance(row, dict) else {}
+    if lacking := [name for name in FIELDS if not isinstance(fields.get(name), str)]:
+        raise ValueError(f"it has no text {', '.join(lacking)}")
+    for name in FIELDS:
+        fields[name].encode()  # half a character is one that no tokenizer reads
+    return fields
 
 
 def _made(folder: Path) -> Path:

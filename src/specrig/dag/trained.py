@@ -179,7 +179,7 @@ def _about(kept: Path) -> tuple[str, str]:
     try:
         about = json.loads((kept / ABOUT).read_text(encoding="utf-8"))
         return str(about["part"]), f"{about['study']}/{about['pair']}"
-    except (OSError, ValueError, LookupError, TypeError):
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return "unknown", "unknown"
 
 

@@ -65,7 +65,7 @@ def damaged_listed(root: Path) -> dict[Path, str]:
     try:
         sums = json.loads((root / LEDGER).read_text(encoding="utf-8"))
         expected = {root / str(name): (str(own), str(measured)) for name, (own, measured) in sums.items()}
-    except (OSError, ValueError, TypeError, AttributeError):
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         expected = {}
     found = {}
     for path in _listed(root):

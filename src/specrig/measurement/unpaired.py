@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -97,9 +98,10 @@ def _engine_of(cell: Cell) -> str:
 def _kept(path: Path, mark: str, produce: Callable[[], Runs | None]) -> Runs | None:
     """Return what `produce` returns and keep it at `path`, or what an interrupted job left there with this `mark`."""
     if path.is_file():
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if content["digest"] == mark:
-            return _RUNS.validate_python(content["runs"])
+        with suppress(ValueError, LookupError, TypeError, RecursionError):  # damaged: they are measured again
+            content = json.loads(path.read_text(encoding="utf-8"))
+            if content["digest"] == mark:
+                return _RUNS.validate_python(content["runs"])
     found = produce()
     if found is not None:
         write_atomically(path, json.dumps({"digest": mark, "runs": _RUNS.dump_python(found, mode="json")}))

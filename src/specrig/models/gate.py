@@ -14,6 +14,11 @@ from specrig.models import facts, gguf, hub
 from specrig.models.pair import ModelError, PairFiles, first_line
 
 AGAIN = "copy or train the model again"
+SIZES = (
+    *("hidden_size", "intermediate_size", "vocab_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "head_dim", "max_position_embeddings", "n_positions"),
+)
+"""Keys of a config.json that sizes and limits are computed from."""
 
 
 def json_object(path: Path, *keys: str) -> dict[str, Any]:
@@ -50,8 +55,21 @@ def without_chat_template(model: str) -> bool:
 
 
 def check_decoder(model: str, revision: str | None = None) -> None:
-    """Raise ModelError unless `model` (folder or hub id) is a decoder-only language model."""
-    reason = facts.no_decoder(model, config(model, revision))
+    """Raise ModelError unless `model` (folder or hub id) is a decoder-only language model with possible sizes."""
+    found = config(model, revision)
+    kinds = found.get("architectures") or []
+    if (
+        not isinstance(found.get("model_type", ""), str)
+        or not isinstance(kinds, list)
+        or not all(isinstance(kind, str) for kind in kinds)
+    ):
+        raise ModelError(f"{model}/config.json: model_type and architectures are no names; {AGAIN}")
+    for name in SIZES:
+        size = found.get(name)
+        # Some architectures list a size for each layer.
+        if size is not None and not isinstance(size, list) and (type(size) is not int or not 0 < size < 1 << 40):
+            raise ModelError(f"{model}/config.json: {name}: {str(size)[:80]} is no size; {AGAIN}")
+    reason = facts.no_decoder(model, found)
     if reason is not None:
         raise ModelError(reason)
 
@@ -64,10 +82,16 @@ def vocabulary(model: str, revision: str | None = None) -> dict[str, int]:
         tokenizer = _json(model, "tokenizer.json", revision)
     except hub.FileMissingError as missing:
         return _older_vocabulary(model, revision, missing)
-    tokens = tokenizer.get("model", {}).get("vocab", {})
-    if isinstance(tokens, list):  # Unigram: a list of (token, score)
-        tokens = {entry[0]: index for index, entry in enumerate(tokens)}
-    return {**tokens, **{added["content"]: added["id"] for added in tokenizer.get("added_tokens", [])}}
+    try:
+        tokens = tokenizer.get("model", {}).get("vocab", {})
+        if isinstance(tokens, list):  # Unigram: a list of (token, score)
+            tokens = {entry[0]: index for index, entry in enumerate(tokens)}
+        found = {**tokens, **{added["content"]: added["id"] for added in tokenizer.get("added_tokens") or ()}}
+        if not all(isinstance(number, int) for number in found.values()):
+            raise TypeError("the id of a token is no whole number")
+    except (AttributeError, LookupError, TypeError) as error:
+        raise ModelError(f"{model}/tokenizer.json: not a tokenizer ({first_line(error)}); {AGAIN}") from error
+    return found
 
 
 def _older_vocabulary(model: str, revision: str | None, missing: hub.FileMissingError) -> dict[str, int]:

@@ -125,10 +125,18 @@ def _config(file: Path, model: str) -> dict[str, Any]:
 
 def source_file(folder: str) -> Path | None:
     """The GGUF file that a model folder was converted from; None for any other folder. Raises ModelError where the file
-    is gone.
+    is gone, or where the folder does not say which it was.
     """
     known = Path(folder) / "source.json"
-    return located(json.loads(known.read_text(encoding="utf-8"))["source"]) if known.is_file() else None
+    if not known.is_file():
+        return None
+    try:
+        source = json.loads(known.read_bytes())["source"]
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise ModelError(
+            f"{known}: it names no GGUF file ({first_line(error)}); delete the folder: it is made again"
+        ) from error
+    return located(str(source))
 
 
 @cache

@@ -301,10 +301,10 @@ def show_advice(advice: Advice, console: Console) -> None:
             f"Measured in {advice.study}: the fastest of each setting, chosen on the same prompts", markup=False
         )
         _print_measured(advice.measured, console)
-        if any(row.disturbed for row in advice.measured):
-            console.print(DISTURBED.format(f"{advice.study}/study.json"), markup=False)
         if advice.needed:
             show_needs(advice.needed, console)
+        if any(row.disturbed for row in [*advice.measured, *advice.needed]):
+            console.print(DISTURBED.format(f"{advice.study}/study.json"), markup=False)
         return
     if advice.predictions is None:
         console.print(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +12,20 @@ from specrig.analysis import roofline
 from specrig.analysis.cost_model import required_alpha
 from specrig.analysis.roofline import Size
 from specrig.models.facts.devices import Device
+from specrig.planning.measured import Kind, number_or_empty, read_table
+from specrig.results.labels import DISTURBED_SIGN
 from specrig.terminal import Column, print_table
 
 SPEEDUPS = (1.0, 1.5)
 KS = (2, 4, 8)
 BATCHES = (1, 8, 32, 128)
+COLUMNS: dict[str, Kind] = {
+    **dict.fromkeys(("pair", "method", "variant"), str),
+    **dict.fromkeys(("k", "batch_size"), int),
+    **dict.fromkeys(("temperature", "round_cost", "acceptance_length"), float),
+    **dict.fromkeys(("alpha", "alpha_for_1", "alpha_for_1.5"), number_or_empty),
+}
+"""Column of `break_even.csv` -> what its entries are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +33,8 @@ class Needed:
     """What a speedup takes with one method, k and batch size.
 
     cost: of a round in plain tokens, which is the τ for a speedup of 1. tokens, alpha: measured, None where nothing
-    was. alphas: the α for each of `SPEEDUPS`, None for what is no chain of k and where no α is enough.
+    was. alphas: the α for each of `SPEEDUPS`, None for what is no chain of k and where no α is enough. disturbed:
+    whether the machine did other things while the cost was measured.
     """
 
     method: str
@@ -35,15 +44,17 @@ class Needed:
     tokens: float | None
     alpha: float | None
     alphas: tuple[float | None, float | None]
+    disturbed: bool = False
 
 
 def measured_needs(study: Path, pair: str) -> list[Needed]:
-    """What the table `break_even` of a study says of a pair at its lowest temperature; empty without the table."""
+    """What the table `break_even` of a study says of a pair at its lowest temperature; empty without the table. Raises
+    StudyError for a damaged one.
+    """
     file = study / "tables" / "break_even.csv"
     if not file.is_file():
         return []
-    with file.open(encoding="utf-8", newline="") as handle:
-        rows = [row for row in csv.DictReader(handle) if row["pair"] == pair]
+    rows = [row for row in read_table(file, COLUMNS) if row["pair"] == pair]
     coldest = min((float(row["temperature"]) for row in rows), default=0.0)
     return [
         Needed(
@@ -52,8 +63,9 @@ def measured_needs(study: Path, pair: str) -> list[Needed]:
             int(row["batch_size"]),
             float(row["round_cost"]),
             float(row["acceptance_length"]),
-            float(row["alpha"]) if row["alpha"] else None,
-            (_number(row["alpha_for_1"]), _number(row["alpha_for_1.5"])),
+            number_or_empty(row["alpha"]),
+            (number_or_empty(row["alpha_for_1"]), number_or_empty(row["alpha_for_1.5"])),
+            bool(row.get("disturbed")),
         )
         for row in rows
         if float(row["temperature"]) == coldest
@@ -83,7 +95,8 @@ def show_needs(needs: Sequence[Needed], console: Console) -> None:
     titles += ["α measured"] if measured else []
     rows = []
     for row in needs:
-        entries = [row.method, str(row.k), str(row.batch_size), f"{row.cost:.2f}", f"{1.5 * row.cost:.2f}"]
+        name = f"{row.method} {DISTURBED_SIGN}" if row.disturbed else row.method
+        entries = [name, str(row.k), str(row.batch_size), f"{row.cost:.2f}", f"{1.5 * row.cost:.2f}"]
         entries += [_text(row.tokens)] if measured else []
         entries += [_text(alpha) for alpha in row.alphas]
         rows.append([*entries, *([_text(row.alpha)] if measured else [])])
@@ -96,10 +109,6 @@ def show_needs(needs: Sequence[Needed], console: Console) -> None:
 
 def _at(context: str | None) -> list[str]:
     return [f"at {context} tokens"] if context and context != "0" else []
-
-
-def _number(text: str) -> float | None:
-    return float(text) if text else None
 
 
 def _text(value: float | None) -> str:

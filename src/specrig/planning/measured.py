@@ -1,27 +1,69 @@
-"""Reads from a study's `tables/cells.csv` what planning needs of its measurements. No pandas here."""
+"""Reads from a study's tables what planning needs of its measurements. No pandas here."""
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping
+import io
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from specrig.measurement.records import NOT_RECORDED
-from specrig.study.problems import Problems
+from specrig.study.problems import Problem, Problems, StudyError, shortened
+
+Kind = Callable[[str], object]
+
+
+def number_or_empty(text: str) -> float | None:
+    """The number of an entry that may be empty."""
+    return float(text) if text else None
+
+
+CELLS: dict[str, Kind] = {
+    **dict.fromkeys(("pair", "method", "task", "lossless"), str),
+    **dict.fromkeys(("k", "batch_size"), int),
+    "temperature": float,
+    **dict.fromkeys(("speedup", "speedup_low", "speedup_high", "acceptance_length"), number_or_empty),
+}
+"""Column of `cells.csv` -> what its entries are."""
+
+
+def read_table(file: Path, columns: Mapping[str, Kind]) -> list[dict[str, str]]:
+    """The rows of a study's table. columns: what is read of it, and what that is.
+
+    Raises StudyError for a file that is no such table, with the row.
+    """
+    again = f"make the table again: specrig tables --study {file.parent.parent / 'study.json'}"
+    try:
+        rows = list(csv.DictReader(io.StringIO(file.read_bytes().decode("utf-8"), newline="")))
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise StudyError([Problem(str(file), "", f"not a table ({error})", again)]) from error
+    for number, row in enumerate(rows, 2):
+        for name, kind in columns.items():
+            entry = row.get(name)
+            if entry is None:
+                raise StudyError([Problem(f"{file}:{number}", name, "the row has no such column", again)])
+            try:
+                kind(entry)
+            except ValueError as error:
+                raise StudyError(
+                    [Problem(f"{file}:{number}", name, f"{shortened(entry)} is not a number", again)]
+                ) from error
+    return rows
 
 
 def usable_cells(study: Path, pair: str, problems: Problems) -> list[dict[str, str]]:
     """Read the cells of a pair by which methods may be judged, as rows of `cells.csv`.
 
     These cells are lossless, passed the audit and have a speedup, disturbed ones included; the baseline's are left out.
-    study: the results folder. A missing table, or one without the pair, is added to `problems`.
+    study: the results folder. A missing table, or one without the pair, is added to `problems`. Raises StudyError for a
+    damaged one.
     """
     file = study / "tables" / "cells.csv"
     if not file.is_file():
         fix = "give a study's results folder, e.g. results/quick, after it has run"
         problems.row(file, None, "", "no such table", fix)
         return []
-    rows = [row for row in _cells(file) if row["pair"] == pair]
+    rows = [row for row in read_table(file, CELLS) if row["pair"] == pair]
     if not rows:
         fix = "choose another study, or none: then the model advises"
         problems.row(file, None, "pair", f"the study measured no pair {pair!r}", fix)
@@ -35,12 +77,10 @@ def is_disturbed(row: Mapping[str, str]) -> bool:
 
 
 def prompts_needed(study: Path) -> list[float]:
-    """How many prompts each measured cell needs to resolve a difference of 5 %, ascending; empty if not measured."""
+    """How many prompts each measured cell needs to resolve a difference of 5 %, ascending; empty if not measured.
+
+    Raises StudyError for a damaged table.
+    """
     file = study / "tables" / "cells.csv"
-    rows = _cells(file) if file.is_file() else []
-    return sorted(float(row["prompts_needed"]) for row in rows if row.get("prompts_needed"))
-
-
-def _cells(file: Path) -> list[dict[str, str]]:
-    with file.open(encoding="utf-8", newline="") as handle:
-        return list(csv.DictReader(handle))
+    rows = read_table(file, {"prompts_needed": number_or_empty}) if file.is_file() else []
+    return sorted(float(row["prompts_needed"]) for row in rows if row["prompts_needed"])

@@ -149,7 +149,7 @@ def _own_text() -> bytes:
 def _memory() -> dict[str, Source]:
     try:
         found = json.loads(MEMORY.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) and len(found) < MEMORY_SIZE else {}
 

@@ -9,19 +9,24 @@ import pandas as pd
 from specrig.analysis.break_even import SPEEDUPS
 from specrig.results import grid
 from specrig.results.grid import Grid, GridEntry
+from specrig.results.labels import DISTURBED_NOTE
 from specrig.results.speed_tables import method_grid, varying_levels
 
 BREAK_EVEN, WORTH = (f"tokens_for_{speedup:g}" for speedup in SPEEDUPS)
 
 
 def break_even_grid(found: pd.DataFrame, study: str) -> Grid:
-    """The result of `break_even.break_even` as a table for readers. Bold: what is enough for a speedup above 1."""
+    """The result of `break_even.break_even` as a table for readers. Bold: what is enough for a speedup above 1, by costs
+    that were measured undisturbed.
+    """
+    marked = found["disturbed"] != ""
 
     def enough(row: dict[str, Any]) -> GridEntry:
-        return GridEntry(grid.number(row["acceptance_length"]), bold=row["acceptance_length"] > row[BREAK_EVEN])
+        pays = row["acceptance_length"] > row[BREAK_EVEN] and not row["marked"]
+        return GridEntry(grid.number(row["acceptance_length"]), bold=pays)
 
     return method_grid(
-        found,
+        found.assign(marked=marked),
         varying_levels(found),
         {
             **({"context": lambda row: str(row["context"] or "–")} if found["context"].any() else {}),
@@ -41,6 +46,7 @@ def break_even_grid(found: pd.DataFrame, study: str) -> Grid:
             "trees, for rounds that draft less than k, and where no acceptance is enough."
         ),
         label=f"tab:{study}-break-even",
+        notes=[DISTURBED_NOTE] if marked.any() else [],
     )
 
 

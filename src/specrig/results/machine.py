@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from specrig.results.grid import Grid, GridEntry, number
-from specrig.results.study_data import MeasuredJob, StudyData
+from specrig.results.study_data import MeasuredJob, StudyData, reading
 
 MOVING = ("captured", "load_1min", "mhz", "sm_mhz", "memory_mhz", "copy_gb_s")
 """The last parts of keys that differ between any two jobs. Only the full list shows them; no warning is given."""
@@ -164,8 +164,9 @@ def model_rows(study: Path) -> list[dict[str, Any]]:
     """
     listed = study / "models.json"
     if listed.is_file():
-        rows: list[dict[str, Any]] = json.loads(listed.read_text(encoding="utf-8"))
-        return rows
+        with reading(listed):
+            rows = json.loads(listed.read_text(encoding="utf-8"))
+            return [{name: row[name] for name in ("pair", "name", "parameters")} for row in rows]
     folders = sorted((study / "models").glob("*/[!.]*/"))  # a training at work hides its folder
     rows = [{"pair": folder.parent.name, "name": folder.name, "parameters": parameters(folder)} for folder in folders]
     return sorted(rows, key=lambda row: (row["pair"], row["name"] != "target", row["name"]))
@@ -179,6 +180,6 @@ def parameters(model: Path) -> int | None:
             with path.open("rb") as file:
                 header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
             total += sum(math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, MemoryError, RecursionError):
             return None
     return total or None

@@ -11,6 +11,7 @@ from specrig.analysis.quality import COLUMNS
 from specrig.results import grid
 from specrig.results.grid import Column, Grid, GridEntry
 from specrig.results.labels import method_name, task_name
+from specrig.results.study_data import reading
 
 CAPTION = (
     "Quality of the outputs: the method's score, its baseline's on the same prompts, and the difference with its 95 % "
@@ -21,11 +22,15 @@ CAPTION = (
 
 
 def read_quality(folder: Path) -> pd.DataFrame:
-    """The table that `write_quality` wrote in a study's folder; without rows where it is missing."""
+    """The table that `write_quality` wrote in a study's folder; without rows where it is missing.
+
+    Raises RecordError, with the path, for a damaged one.
+    """
     path = folder / "tables" / "quality.csv"
     if not path.is_file():
         return pd.DataFrame(columns=COLUMNS)
-    return pd.read_csv(path, dtype={"variant": str, "note": str}).fillna({"variant": "", "note": ""})
+    with reading(path):
+        return pd.read_csv(path, dtype={"variant": str, "note": str}).fillna({"variant": "", "note": ""})
 
 
 def quality_grid(table: pd.DataFrame, study: str) -> Grid:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
@@ -229,24 +230,30 @@ def file_sha256(path: Path) -> str:
     return sha256(path.read_bytes()).hexdigest()
 
 
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Raise RecordError, with the path and the fix, for whatever its damage leads to within."""
+    try:
+        yield
+    except RecordError:
+        raise
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, pd.errors.ParserError) as error:
+        raise RecordError(f"{path}: damaged ({first_line(error)}); {AGAIN}") from error
+
+
 def _json(path: Path) -> dict[str, Any]:
     """A JSON object of the results folder. Raises RecordError with the path for another content."""
-    try:
+    with reading(path):
         content = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(content, dict):
-            return content
-        reason = "not a JSON object"
-    except (ValueError, RecursionError) as error:
-        reason = first_line(error)
-    raise RecordError(f"{path}: damaged ({reason}); {AGAIN}")
+        if not isinstance(content, dict):
+            raise TypeError("not a JSON object")
+        return content
 
 
 def _verdicts(path: Path) -> pd.DataFrame:
     """A table of the audit. Raises RecordError with the path for a file that is none."""
-    try:
+    with reading(path):
         return pd.read_csv(path)
-    except (ValueError, pd.errors.ParserError) as error:
-        raise RecordError(f"{path}: damaged ({first_line(error)}); {AGAIN}") from error
 
 
 def _job(folder: Path, engine: str, pair: str, method: str, replicate: int) -> MeasuredJob:

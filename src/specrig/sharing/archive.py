@@ -60,17 +60,17 @@ def pack(study: StudyData, scores: Sequence[Score], folder: Path, names: Sequenc
     for job in study.jobs:
         _pack_job(job, study, folder, names, embedded)
     for path in sorted((study.folder / "audit").glob("*.csv")):
-        write_atomically(folder / "audit" / path.name, scrub_text(path.read_text(encoding="utf-8"), names))
+        write_atomically(folder / "audit" / path.name, scrub_text(_text(path), names))
     _write_lines(folder, "scores", [score.model_dump_json() for score in scores])
     _json(folder / MODELS, model_rows(study.folder))
     for path in sorted((study.folder / "models").glob("*/*/training.jsonl")):
         target = folder / path.relative_to(study.folder).with_suffix(".jsonl.gz")
-        _write(target, compressed(scrub_text(path.read_text(encoding="utf-8"), names)))
+        _write(target, compressed(scrub_text(_text(path), names)))
     for path in sorted((study.folder / TRAFFIC).glob("*/*/*/*.json")):
         _json(folder / path.relative_to(study.folder), without_addresses(scrubbed(_read_json(path), names)))
     for path in study.under_load[0]:  # of no load that has left the study
-        target, lines = folder / path.relative_to(study.folder), _lines(path.read_text(encoding="utf-8"))
-        public = (json.dumps(without_addresses(scrubbed(json.loads(line), names))) for line in lines)
+        target, lines = folder / path.relative_to(study.folder), _lines(_text(path))
+        public = (json.dumps(without_addresses(scrubbed(each, names))) for each in _parsed(path, lines))
         _write(target.with_suffix(".jsonl.gz"), compressed(_joined(list(public))))
     return left_out
 
@@ -160,8 +160,8 @@ def _pack_job(job: MeasuredJob, study: StudyData, folder: Path, names: Sequence[
 
 def _public_lines(path: Path, embedded: set[str]) -> list[str]:
     """The lines of a record file, without texts where the task's prompts are not embedded ones."""
-    found = _lines(path.read_text(encoding="utf-8"))
-    records = [json.loads(line) for line in found]
+    found = _lines(_text(path))
+    records = _parsed(path, found)
     if not records or records[0]["cell"]["task"] in embedded:
         return found
     blank = {"text": "", "baseline_text": "", "ends": None}
@@ -229,7 +229,7 @@ def _pack_rows(study: StudyData, folder: Path, names: Sequence[str]) -> dict[str
     found: dict[str, str | None] = {}
     for name in ROWS:
         source = Path((study.config.get("tables") or {}).get(name) or "")
-        text = source.read_text(encoding="utf-8") if source.is_file() else None
+        text = _text(source) if source.is_file() else None
         public = text is not None and scrub_text(text, names) == text
         # A study names tables of pairs and tasks even where these are not published: then its own rows replace them.
         public_name = f"{name}{source.suffix if public else '.tsv'}"
@@ -279,6 +279,17 @@ def _read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise PublicationError(f"{path}: cannot be read ({error}); restore the file") from error
+
+
+def _parsed(path: Path, lines: Sequence[str]) -> list[dict[str, Any]]:
+    """The objects in the lines of a file. Raises PublicationError, with the line, for another content."""
+    found = []
+    for number, line in enumerate(lines, 1):
+        try:
+            found.append(dict(json.loads(line)))
+        except (ValueError, TypeError, RecursionError) as error:
+            raise PublicationError(f"{path}:{number}: not a record ({error}); restore the file") from error
+    return found
 
 
 def _text(path: Path) -> str:

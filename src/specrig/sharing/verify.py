@@ -11,6 +11,7 @@ from pathlib import Path
 
 from specrig.cell import Cell
 from specrig.measurement.records import SCHEMA_VERSIONS, Record, RecordError, replicate_of
+from specrig.models.pair import first_line
 from specrig.sharing.archive import published_points, read_lines
 from specrig.sharing.checks import Located
 from specrig.sharing.checks.attempts import misplaced
@@ -186,8 +187,8 @@ def _job(
     finding.differences += digests(cells, own)
     try:
         finding.differences += misplaced(job, own, study, requested)
-    except (PublicationError, OSError, ValueError) as error:
-        finding.differences.append(f"attempts that do not count: not readable ({str(error).splitlines()[0]})")
+    except (PublicationError, OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+        finding.differences.append(f"attempts that do not count: not readable ({first_line(error)})")
     if not (job / "environment.json").is_file():
         finding.differences.append("environment.json: missing")
     located += own

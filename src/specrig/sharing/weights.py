@@ -10,18 +10,26 @@ import hashlib
 import itertools
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from specrig import __version__, heads
+from specrig.analysis.cells import row_dicts
+from specrig.analysis.disturbance import disturbed
 from specrig.decoding.drafters import registry
 from specrig.heads.base import TrainingError
+from specrig.models.pair import first_line
 from specrig.provenance.environment import TRAINED_FOR, processor
 from specrig.provenance.trained_for import noted
+from specrig.results.grid import measured, number
+from specrig.results.labels import DISTURBED_NOTE
 from specrig.study.study import Study
 from specrig.training.stages import FILES, TEXT
 
@@ -43,16 +51,25 @@ def pack_weights(study: Study, pair: str, model: str, to: Path, licence: str) ->
             f"`specrig train --study {study.root / 'study.json'} --pair {pair} --model {model}`"
         )
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {
-        name: tensor.bfloat16() if tensor.is_floating_point() else tensor
-        for name, tensor in load_file(source / WEIGHTS).items()
-    }
+    with _reading(source / WEIGHTS):
+        found = load_file(source / WEIGHTS)
+    tensors = {name: tensor.bfloat16() if tensor.is_floating_point() else tensor for name, tensor in found.items()}
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     for file in source.iterdir():
         if file.suffix == ".json":  # its config, its target, of a draft its tokenizer
             shutil.copyfile(file, folder / file.name)
     (folder / CARD).write_text(_card(study, pair, model, folder, licence), encoding="utf-8")
     return folder
+
+
+@contextmanager
+def _reading(file: Path) -> Iterator[None]:
+    """Raise TrainingError, with the file and the fix, for whatever its damage leads to within."""
+    try:
+        yield
+    except (SafetensorError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        raise TrainingError(f"{file}: damaged ({reason}); run the study again, which makes it again") from error
 
 
 def _card(study: Study, pair: str, model: str, folder: Path, licence: str) -> str:
@@ -62,16 +79,17 @@ def _card(study: Study, pair: str, model: str, folder: Path, licence: str) -> st
     target = study.rows.pairs[pair].target
     weights = folder / WEIGHTS
     parameters = sum(tensor.numel() for tensor in load_file(weights).values() if tensor.is_floating_point())
-    lines = [json.loads(line) for line in (source / "training.jsonl").read_text(encoding="utf-8").splitlines()]
-    seen = max(line.get("tokens", 0) for line in lines)
-    steps, last = lines[-1]["step"], [line for line in lines if "tau_sim" in line][-1:]
+    with _reading(source / "training.jsonl"):
+        lines = [json.loads(line) for line in (source / "training.jsonl").read_text(encoding="utf-8").splitlines()]
+        seen, hours = max(line.get("tokens", 0) for line in lines), _hours(lines)
+        steps, last = int(lines[-1]["step"]), [line for line in lines if "tau_sim" in line][-1:]
     machine = processor()
     facts = {
         "Target": f"`{target}`, SHA-256 {about['identity']}",
         "Size": f"{parameters / 1e6:.1f} million parameters, {weights.stat().st_size / 1e6:.1f} MB in bfloat16",
         "SHA-256": hashlib.sha256(weights.read_bytes()).hexdigest(),
         "Learnt from": _text(study.root / "models" / pair / TEXT),
-        "Training": f"{steps:,} steps, {seen:,} tokens seen, {_hours(lines):.1f} hours",
+        "Training": f"{steps:,} steps, {seen:,} tokens seen, {hours:.1f} hours",
         "Machine": f"{machine['model']}, {machine['cores']} cores; SpecRig {__version__}",
         "Licence": licence,
     }
@@ -83,7 +101,7 @@ def _card(study: Study, pair: str, model: str, folder: Path, licence: str) -> st
     return (
         f"---\nlicense: {licence.lower()}\ntags: [speculative-decoding]\n---\n# {title} for {Path(target).name}\n\nIt "
         "drafts for the target alone; with another one `specrig` refuses it. Its row in `pairs.tsv`: "
-        f"`{_row(model, folder)}`.\n\n| | |\n|---|---|\n{own}\n\n{_measured(study, model)}## "
+        f"`{_row(model, folder)}`.\n\n| | |\n|---|---|\n{own}\n\n{_measured(study, pair, model)}## "
         f"Settings\n\n```json\n{settings.model_dump_json(indent=1)}\n```\n"
     )
 
@@ -94,8 +112,9 @@ def _row(model: str, folder: Path) -> str:
 
 def _text(file: Path) -> str:
     """What it learnt from, in words."""
-    found = load_file(file)
-    tokens, written = found["train.tokens"], found["train.written"]
+    with _reading(file):
+        found = load_file(file)
+        tokens, written = found["train.tokens"], found["train.written"]
     whole = (written * torch.arange(1, written.shape[1] + 1)).amax(1).sum()
     return f"{len(tokens):,} texts of {int(whole):,} tokens, of which the target wrote {int(written.sum()):,}"
 
@@ -107,20 +126,26 @@ def _hours(lines: list[dict[str, Any]]) -> float:
     return sum([*ends, seconds[-1]]) / 3600
 
 
-def _measured(study: Study, model: str) -> str:
+def _measured(study: Study, pair: str, model: str) -> str:
     """Acceptance lengths and speedups that the study measured with the model; empty before it has tables."""
     table = study.root / "tables" / "cells.csv"
     if not table.is_file():
         return ""
-    cells = pd.read_csv(table)
-    cells = cells[[model in registry()[method].needs for method in cells["method"]]]
-    rows = [
-        f"| {cell.method} | {cell.k} | {cell.task} | {cell.temperature:g} | {cell.acceptance_length:.2f} | "
-        f"{cell.speedup:.2f} [{cell.speedup_low:.2f}, {cell.speedup_high:.2f}] |"
-        for cell in cells.itertuples()
-        if cell.batch_size == 1
-    ]
+    with _reading(table):
+        cells = pd.read_csv(table)
+        cells = cells[[model in registry()[method].needs for method in cells["method"]]]
+        cells = cells[(cells["pair"] == pair) & (cells["batch_size"] == 1)]
+        speeds = [
+            measured(row, "speedup", disturbed=sign)
+            for row, sign in zip(row_dicts(cells), disturbed(cells), strict=True)
+        ]
+        rows = [
+            f"| {row['method']} | {row['k']} | {row['task']} | {row['temperature']:g} | "
+            f"{number(row['acceptance_length'])} | {speed.text} {speed.note} |"
+            for row, speed in zip(row_dicts(cells), speeds, strict=True)
+        ]
     head = (
         "## Measured\n\n| method | k | task | temperature | acceptance length | speedup |\n|---|---|---|---|---|---|\n"
     )
-    return head + "\n".join(rows) + "\n\n" if rows else ""
+    note = f"\n{DISTURBED_NOTE}\n" if disturbed(cells).any() else ""
+    return head + "\n".join(rows) + f"\n{note}\n" if rows else ""

@@ -126,8 +126,9 @@ def _jsonl(content: bytes, source: str) -> Iterator[Row]:
             raise PromptError(
                 f"{location}: not JSON ({error.msg} at column {error.colno}); each line must be one JSON object"
             ) from None
-        except RecursionError:
-            raise PromptError(f"{location}: not JSON (nested too deep); each line must be one JSON object") from None
+        except (ValueError, RecursionError) as error:
+            reason = "nested too deep" if isinstance(error, RecursionError) else "a number has too many digits"
+            raise PromptError(f"{location}: not JSON ({reason}); each line must be one JSON object") from None
         if not isinstance(row, dict):
             kind = "a list" if isinstance(row, list) else "a bare value"
             raise PromptError(f'{location}: {kind} where a JSON object is needed, e.g. {{"id": 1, "prompt": "…"}}')

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -18,6 +19,7 @@ from specrig.corpus import gather as corpus
 from specrig.heads.base import TrainingError
 from specrig.heads.learner import Texts
 from specrig.heads.teacher import end_tokens, weights_of
+from specrig.models.pair import first_line
 from specrig.training.recipe import Recipe
 from specrig.training.run import key_of, within_memory
 from specrig.training.stages import TEXT
@@ -68,11 +70,26 @@ def write_text(
 
 
 def read_text(models: Path) -> TargetText:
-    """The text of a pair's folder. Raises TrainingError when it is not written yet."""
-    if not (models / TEXT).is_file():
-        raise TrainingError(f"{models / TEXT}: the target's text is missing; write it first with `specrig write-text`")
-    found = load_file(models / TEXT)
-    return TargetText(*(Texts(found[f"{part}.tokens"], found[f"{part}.written"]) for part in ("train", "heldout")))
+    """The text of a pair's folder. Raises TrainingError when it is not written yet, or damaged."""
+    file = models / TEXT
+    if not file.is_file():
+        raise TrainingError(f"{file}: the target's text is missing; write it first with `specrig write-text`")
+    try:
+        found = load_file(file)
+        parts = [(found[f"{part}.tokens"], found[f"{part}.written"]) for part in ("train", "heldout")]
+    except (SafetensorError, LookupError, ValueError) as error:
+        raise TrainingError(
+            f"{file}: not a target's text ({first_line(error)}); write it again with `specrig write-text`"
+        ) from error
+    for tokens, written in parts:
+        if (
+            tokens.dtype != torch.int64
+            or written.dtype != torch.bool
+            or tokens.shape != written.shape
+            or tokens.dim() != 2
+        ):
+            raise TrainingError(f"{file}: not a target's text; write it again with `specrig write-text`")
+    return TargetText(*(Texts(*part) for part in parts))
 
 
 def training_key(recipe: Recipe, corpus_dir: Path, models: Path, *folders: Path) -> str:

@@ -13,13 +13,16 @@ import sys
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
+
+from pydantic import TypeAdapter, ValidationError
 
 from specrig.corpus.example import generator, number
 from specrig.corpus.wording import Overlap, normalized
 from specrig.heads.base import TrainingError
 from specrig.heads.teacher import end_tokens, weights_of
 from specrig.models import hub
+from specrig.models.pair import first_line
 from specrig.training import self_requests
 from specrig.training.conversations import Conversations, Written, answer, ends_at
 from specrig.training.generate import Precision, Script, Writer, fastest
@@ -32,6 +35,7 @@ Part = Literal["train", "heldout"]
 SHARD = 2
 """Texts of a shard, in those that are written side by side."""
 MANIFEST = "manifest.json"
+_WRITTEN = TypeAdapter(Written)
 
 
 class TextShards:
@@ -85,12 +89,16 @@ class TextShards:
             return
         folder = folder.expanduser()
         for manifest in sorted(folder.rglob(MANIFEST)):
-            if json.loads(manifest.read_text(encoding="utf-8"))["target"] != self._settings()["target"]:
+            if _manifest(manifest, "target", "get the shards again") != self._settings()["target"]:
                 raise TrainingError(
                     f"{manifest}: another target than {self.target} wrote these shards; correct text.shards"
                 )
             for file in sorted(manifest.parent.glob(f"{part}-*.jsonl")):
-                yield [cut for text in _texts_of(file) if (cut := _shortened(text, self.width)) is not None]
+                try:
+                    texts = _texts_of(file)
+                except ValueError as error:
+                    raise TrainingError(f"{file}:{error}; get the shards again, or correct text.shards") from error
+                yield [cut for text in texts if (cut := _shortened(text, self.width)) is not None]
 
     def _own(self, part: Part) -> Iterator[list[Written]]:
         for shard in itertools.count():
@@ -100,8 +108,15 @@ class TextShards:
             yield rows
 
     def shard(self, part: Part, shard: int) -> list[Written] | None:
-        """The texts of a shard, written if it is not there; None behind the last one."""
+        """The texts of a shard, written if it is not there or damaged; None behind the last one."""
         path = self.folder / f"{part}-{shard:05}.jsonl"
+        if path.is_file():
+            try:
+                return _texts_of(path)
+            except ValueError as error:
+                kept_as = path.replace(path.with_name(f"{path.name}.damaged"))
+                reason = f"{path} is damaged and will be made again: line {error}."
+                print(f"{reason} It is kept as {kept_as.name}.", file=sys.stderr)
         if not path.is_file():
             size = SHARD * self.recipe.text.batch
             planned = list(itertools.islice(self._plan(part), shard * size, (shard + 1) * size))
@@ -145,7 +160,10 @@ class TextShards:
             manifest = self.folder / MANIFEST
             where, text = training_device(self.device), self.recipe.text
             if manifest.is_file():
-                precision: Precision = json.loads(manifest.read_text(encoding="utf-8"))["precision"]
+                again = "delete its folder: the texts are written again"
+                precision: Precision = _manifest(manifest, "precision", again)
+                if precision not in get_args(Precision):
+                    raise TrainingError(f"{manifest}: {str(precision)[:80]!r} is no precision; {again}")
             else:
                 precision = fastest(self.target, where, text.batch, self.width)
                 self.folder.mkdir(parents=True, exist_ok=True)
@@ -196,13 +214,24 @@ def _first(text: Written) -> str:
 
 
 def _texts_of(file: Path) -> list[Written]:
-    rows = (json.loads(line) for line in file.read_text(encoding="utf-8").split("\n") if line)
-    return [
-        Written(
-            row["kind"], row["temperature"], tuple(row["requests"]), row["tokens"], [(a, b) for a, b in row["spans"]]
-        )
-        for row in rows
-    ]
+    """The texts of a shard. Raises ValueError, with the line, for a file that is none."""
+    found = []
+    for at, line in enumerate(file.read_bytes().splitlines(), 1):
+        try:
+            found.append(_WRITTEN.validate_json(line))
+        except ValidationError as error:
+            first = error.errors()[0]
+            reason = " ".join(filter(None, [".".join(map(str, first["loc"])), first["msg"]]))
+            raise ValueError(f"{at}: not a text that a target wrote ({reason})") from error
+    return found
+
+
+def _manifest(file: Path, key: str, fix: str) -> Any:
+    """What a manifest says under a key. Raises TrainingError where it does not."""
+    try:
+        return json.loads(file.read_bytes())[key]
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise TrainingError(f"{file}: it does not say the {key} of these texts ({first_line(error)}); {fix}") from error
 
 
 def _shortened(text: Written, width: int) -> Written | None:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +13,7 @@ from specrig.cell import Cell
 from specrig.decoding.types import Round
 from specrig.engines.base import EngineError, foreign
 from specrig.heads import registry as heads
+from specrig.models.gate import json_object
 from specrig.models.pair import PairFiles
 
 ARCTIC = (
@@ -37,7 +37,7 @@ def _model(cell: Cell, pair: PairFiles, part: str) -> dict[str, Any]:
     config = Path(pair.heads[part], "config.json")
     # Of heads on the hub vLLM says itself what is wrong.
     if config.is_file():
-        why = heads()[part].unloadable("vllm", json.loads(config.read_text(encoding="utf-8")))
+        why = heads()[part].unloadable("vllm", json_object(config))
         if why:
             raise EngineError(f"pair {pair.name}: {why}")
     return {"model": str(pair.heads[part]), **revision}

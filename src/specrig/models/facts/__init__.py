@@ -178,7 +178,7 @@ def shape_of(config: dict[str, Any] | None) -> Shape | None:
     try:
         shape = Shape(config or {})
         return shape if shape.parameters and shape.context else None
-    except (KeyError, TypeError):
+    except (KeyError, TypeError, ValueError, ArithmeticError):
         return None
 
 

@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol
 from specrig.measurement.recording import text_ends
 from specrig.measurement.records import Record, Run
 from specrig.models import gguf, hub
+from specrig.results.study_data import reading
 from specrig.tasks.variants import variant_of
 
 Source = Literal["draft", "target"]
@@ -133,5 +134,6 @@ def _load(path: Path) -> Decoder:
 def _prompts(path: Path) -> dict[str, str]:
     if not path.is_file():
         return {}
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    return {str(row["id"]): str(row["prompt"]) for row in rows if "id" in row and "prompt" in row}
+    with reading(path):
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        return {str(row["id"]): str(row["prompt"]) for row in rows if "id" in row and "prompt" in row}

@@ -16,6 +16,7 @@ from specrig.reporting.figures.panels import (
     Sheet,
     legend_below,
     make_panels,
+    mark_disturbed,
     method_lines,
     signs_note,
     unused_hidden,
@@ -51,6 +52,9 @@ def break_even_figure(cells: pd.DataFrame, tasks: list[str], sheet: Sheet) -> Fi
             tips = [tip(f"{label}, {axis} = {at}, {what}", value) for at, value in zip(line[axis], values, strict=True)]
             line_style: dict[str, Any] = {"color": style["color"], "linestyle": dashes, "marker": ".", "markersize": 3}
             mark(ax.plot(line[axis], values, **line_style), what, tips)
+            mark_disturbed(
+                ax, zip(*(line.loc[line["disturbed"] != "", name] for name in (axis, values.name)), strict=True)
+            )
         for task in tasks:
             here = frame[frame["task"] == task].sort_values(axis)
             own: dict[str, Any] = {**task_style(task, tasks), "linestyle": "none"}

@@ -14,6 +14,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter
 
 from specrig.analysis.cells import row_dicts
+from specrig.analysis.disturbance import disturbed
 from specrig.reporting.figures.marks import mark, tip
 from specrig.reporting.figures.panels import (
     NothingError,
@@ -76,7 +77,8 @@ def rounds(best: pd.DataFrame, sheet: Sheet) -> Figure:
     for (method, variant, k), members in cells.groupby(["method", "variant", "k"], sort=False):
         tokens, speedup = (float(np.exp(np.log(members[name]).mean())) for name in ("acceptance_length", "speedup"))
         parts = {name: tokens / speedup * float(members[column].mean()) for name, column, _ in ROUND_PARTS}
-        name = method_name(str(method), variant=str(variant), lossless=bool(members["lossless"].all()))
+        kept, sign = bool(members["lossless"].all()), bool(disturbed(members).any())
+        name = method_name(str(method), variant=str(variant), lossless=kept, disturbed=sign)
         lines.append((speedup, f"{name}, k={k}" if k else name, tokens, parts))
     lines.sort(key=lambda line: -line[0])
     figure, ax = _lines(sheet, [line[1] for line in lines])
@@ -91,7 +93,8 @@ def rounds(best: pd.DataFrame, sheet: Sheet) -> Figure:
     ax.set_xlim(left=0)
     ax.set_xlabel("plain passes, tokens" if sheet.narrow else "a round: plain passes (bar), tokens (diamond)")
     handles: list[Any] = [Patch(color=colour, label=name) for name, _, colour in ROUND_PARTS]
-    legend_below(figure, [*handles, Line2D([], [], color=INK, marker="D", linestyle="none", label="tokens a round")])
+    handles.append(Line2D([], [], color=INK, marker="D", linestyle="none", label="tokens a round"))
+    legend_below(figure, handles, note=signs_note(cells))
     return figure
 
 
