@@ -303,7 +303,7 @@ def show_advice(advice: Advice, console: Console) -> None:
         _print_measured(advice.measured, console)
         if advice.needed:
             show_needs(advice.needed, console)
-        if any(row.disturbed for row in [*advice.measured, *advice.needed]):
+        if any(row.disturbed for row in advice.measured) or any(need.disturbed for need in advice.needed):
             console.print(DISTURBED.format(f"{advice.study}/study.json"), markup=False)
         return
     if advice.predictions is None:

@@ -52,9 +52,8 @@ def break_even_figure(cells: pd.DataFrame, tasks: list[str], sheet: Sheet) -> Fi
             tips = [tip(f"{label}, {axis} = {at}, {what}", value) for at, value in zip(line[axis], values, strict=True)]
             line_style: dict[str, Any] = {"color": style["color"], "linestyle": dashes, "marker": ".", "markersize": 3}
             mark(ax.plot(line[axis], values, **line_style), what, tips)
-            mark_disturbed(
-                ax, zip(*(line.loc[line["disturbed"] != "", name] for name in (axis, values.name)), strict=True)
-            )
+            noisy = line["disturbed"] != ""
+            mark_disturbed(ax, zip(line[axis][noisy], values[noisy], strict=True))
         for task in tasks:
             here = frame[frame["task"] == task].sort_values(axis)
             own: dict[str, Any] = {**task_style(task, tasks), "linestyle": "none"}
