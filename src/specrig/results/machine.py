@@ -10,8 +10,9 @@ from typing import Any
 
 import pandas as pd
 
+from specrig.results.damage import reading
 from specrig.results.grid import Grid, GridEntry, number
-from specrig.results.study_data import MeasuredJob, StudyData, reading
+from specrig.results.study_data import MeasuredJob, StudyData
 
 MOVING = ("captured", "load_1min", "mhz", "sm_mhz", "memory_mhz", "copy_gb_s")
 """The last parts of keys that differ between any two jobs. Only the full list shows them; no warning is given."""

@@ -9,9 +9,9 @@ import pandas as pd
 from specrig.analysis.cells import row_dicts
 from specrig.analysis.quality import COLUMNS
 from specrig.results import grid
+from specrig.results.damage import reading
 from specrig.results.grid import Column, Grid, GridEntry
 from specrig.results.labels import method_name, task_name
-from specrig.results.study_data import reading
 
 CAPTION = (
     "Quality of the outputs: the method's score, its baseline's on the same prompts, and the difference with its 95 % "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
@@ -20,10 +19,8 @@ from specrig.audit.multiple_testing import with_verdicts
 from specrig.measurement.attempts import other_attempts
 from specrig.measurement.records import Record, RecordError, read_index, read_records, replicate_folder
 from specrig.measurement.traffic.records import study_turns
-from specrig.models.pair import first_line
+from specrig.results.damage import reading
 from specrig.results.floors import with_floor
-
-AGAIN = "delete the file: the next run of the study makes it again"
 
 
 @dataclass(slots=True)
@@ -228,17 +225,6 @@ def names(value: Any) -> list[str] | None:
 def file_sha256(path: Path) -> str:
     """The SHA-256 of a file in hexadecimal."""
     return sha256(path.read_bytes()).hexdigest()
-
-
-@contextmanager
-def reading(path: Path) -> Iterator[None]:
-    """Raise RecordError, with the path and the fix, for whatever its damage leads to within."""
-    try:
-        yield
-    except RecordError:
-        raise
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, pd.errors.ParserError) as error:
-        raise RecordError(f"{path}: damaged ({first_line(error)}); {AGAIN}") from error
 
 
 def _json(path: Path) -> dict[str, Any]:

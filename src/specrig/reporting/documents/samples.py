@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol
 from specrig.measurement.recording import text_ends
 from specrig.measurement.records import Record, Run
 from specrig.models import gguf, hub
-from specrig.results.study_data import reading
+from specrig.results.damage import reading
 from specrig.tasks.variants import variant_of
 
 Source = Literal["draft", "target"]

@@ -1,0 +1,22 @@
+"""Damaged files of a results folder, in words. Importing this loads no pandas."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from specrig.measurement.records import RecordError
+from specrig.models.pair import first_line
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Raise RecordError, with the path and the fix, for every error that a damaged file causes within."""
+    try:
+        yield
+    except RecordError:
+        raise
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        again = "delete the file: the next run of the study makes it again"
+        raise RecordError(f"{path}: damaged ({first_line(error)}); {again}") from error
