@@ -155,14 +155,14 @@ def _bar(state: RunState, width: int) -> Group | Text:
         return Text("Planning the run …", style="dim")
     share = state.done_s / state.total_s
     left = f"about {time_text(state.left_s)} left" if state.left_s >= 60 else "less than a minute left"
-    head = Text.assemble((f"{share:4.0%}  ", "bold"), left)
+    head = Text.assemble((f" {share:4.0%}  ", "bold"), left)  # in the bar's line, which it must not break
     now = []
     for job in state.running.values():
         lasts = clock_text(state.clock() - job.since)
         now.append(Text(f"{lasts:>6}  {job.message}", style="cyan", no_wrap=True, overflow="ellipsis"))
         if job.said:
             now.append(Text(f"        {job.said}", style="dim", no_wrap=True, overflow="ellipsis"))
-    return Group(*now, ProgressBar(total=1.0, completed=share, width=min(width, 60)), head)
+    return Group(*now, ProgressBar(total=1.0, completed=share, width=max(10, min(width - len(head) - 1, 60))), head)
 
 
 def clock_text(seconds: float) -> str:
