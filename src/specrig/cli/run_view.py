@@ -60,7 +60,7 @@ class Running:
     message: str
     since: float
     share: float = 0.0
-    said: str = ""
+    status: str = ""
 
 
 @dataclass(slots=True)
@@ -94,7 +94,7 @@ class RunState:
         elif found := SHARE.match(line):
             self._advance(found[1], found[2], int(found[3]) / max(int(found[4]), 1), line)
         elif LEARNING.match(line) and self.running:
-            next(reversed(self.running.values())).said = line
+            next(reversed(self.running.values())).status = line
         elif not BOOKKEEPING.match(line):
             return line
         return None
@@ -127,10 +127,10 @@ class RunState:
     def _advance(self, engine: str, pair: str, share: float, line: str) -> None:
         for job in self.running.values():
             if job.message.startswith(MEASURING) and f" on {pair} with {engine}," in job.message:
-                job.share, job.said = share, line.partition(" ")[2]
+                job.share, job.status = share, line.partition(" ")[2]
                 return
         for job in self.running.values():
-            job.said = line
+            job.status = line
 
 
 def expected_seconds(study: Study) -> dict[str, float]:
@@ -145,9 +145,9 @@ def show_run(lines: Iterable[str], state: RunState, console: Console) -> None:
     """Show the lines of a run until they end. The bar appears with the first job and vanishes in the end."""
     with Live(get_renderable=lambda: _bar(state, console.width), console=console, refresh_per_second=2, transient=True):
         for line in lines:
-            said = state.read(line.rstrip())
-            if said is not None:
-                console.print(said, markup=False, soft_wrap=True)
+            printed = state.read(line.rstrip())
+            if printed is not None:
+                console.print(printed, markup=False, soft_wrap=True)
 
 
 def _bar(state: RunState, width: int) -> Group | Text:
@@ -160,8 +160,8 @@ def _bar(state: RunState, width: int) -> Group | Text:
     for job in state.running.values():
         lasts = clock_text(state.clock() - job.since)
         now.append(Text(f"{lasts:>6}  {job.message}", style="cyan", no_wrap=True, overflow="ellipsis"))
-        if job.said:
-            now.append(Text(f"        {job.said}", style="dim", no_wrap=True, overflow="ellipsis"))
+        if job.status:
+            now.append(Text(f"        {job.status}", style="dim", no_wrap=True, overflow="ellipsis"))
     return Group(*now, ProgressBar(total=1.0, completed=share, width=max(10, min(width - len(head) - 1, 60))), head)
 
 
