@@ -60,23 +60,23 @@ def state(clock: Clock) -> RunState:
     return RunState(EXPECTED, clock=clock)
 
 
-def said(state: RunState, lines: list[str]) -> list[str]:
+def printed(state: RunState, lines: list[str]) -> list[str]:
     return [text for line in lines if (text := state.read(line)) is not None]
 
 
 def test_the_bar_is_of_the_whole_study(state: RunState, clock: Clock) -> None:
-    assert said(state, HEAD) == []
+    assert printed(state, HEAD) == []
     assert (state.total_s, state.done_s) == (230.0, 0.0)
     assert state.left_s == 230
     clock.now = 40.0  # twice what was expected
-    assert said(state, MEASURING) == ["  0:40  Testing the samples of ngram in native against an exact distribution"]
+    assert printed(state, MEASURING) == ["  0:40  Testing the samples of ngram in native against an exact distribution"]
     assert state.done_s == 20
     assert state.left_s == pytest.approx(210 * (40 + 60) / (20 + 60))
-    assert said(state, ["native/embedded 3/4 translation T=0 b=1"]) == []
+    assert printed(state, ["native/embedded 3/4 translation T=0 b=1"]) == []
     assert state.done_s == 95
     (job,) = state.running.values()
-    assert (job.share, job.said) == (0.75, "3/4 translation T=0 b=1")
-    said(state, ["Finished jobid: 2 (Rule: measure)"])
+    assert (job.share, job.status) == (0.75, "3/4 translation T=0 b=1")
+    printed(state, ["Finished jobid: 2 (Rule: measure)"])
     assert state.done_s == 120
 
 
@@ -87,7 +87,7 @@ def test_what_jobs_say_and_errors_are_kept(state: RunState) -> None:
         "    jobid: 2",
         "At temperature 0 12 of 12 outputs (100 %) are plain decoding's token by token.",
     ]
-    assert said(state, [*HEAD, *MEASURING, *kept])[1:] == kept
+    assert printed(state, [*HEAD, *MEASURING, *kept])[1:] == kept
 
 
 def test_at_80_columns_no_line_is_broken(state: RunState) -> None:
