@@ -30,7 +30,10 @@ def read_quality(folder: Path) -> pd.DataFrame:
     if not path.is_file():
         return pd.DataFrame(columns=COLUMNS)
     with reading(path):
-        return pd.read_csv(path, dtype={"variant": str, "note": str}).fillna({"variant": "", "note": ""})
+        table = pd.read_csv(path, dtype={"variant": str, "note": str}).fillna({"variant": "", "note": ""})
+        if lacking := [name for name in COLUMNS if name not in table]:
+            raise ValueError(f"it lacks {', '.join(lacking)}")
+        return table
 
 
 def quality_grid(table: pd.DataFrame, study: str) -> Grid:
