@@ -411,7 +411,7 @@ def test_wrong_rows_are_named(tmp_path: Path, change: dict[str, str], column: st
 def test_duplicates_missing_columns_and_surplus_fields_are_named(tmp_path: Path) -> None:
     problems = Problems(Positions([]))
     read_claims(table(tmp_path, GOOD, GOOD), problems)
-    assert "duplicate row 'C1'" in str(problems.found[0]) and "line 2 has it" in str(problems.found[0])
+    assert "duplicate row 'C1'" in str(problems.found[0]) and "line 2 has the same name" in str(problems.found[0])
     file = tmp_path / "short.csv"
     file.write_text("id,source\nC1,s\n")
     problems = Problems(Positions([]))
@@ -487,7 +487,7 @@ def test_the_report_shows_the_claims(study: Path, report_text: Callable[[Path], 
     page = report_text(study)
     assert "Of 3 reported figures: 1 reproduced, 1 lower, 1 not comparable." in page
     assert "hardware (H100 reported, RTX 4090 measured)" in page and 'download="reproduction.csv"' in page
-    assert "Measured and predicted best k are at most 1 apart" in page and "To tell a difference of 5%" in page
+    assert "Measured and predicted best k are at most 1 apart" in page and "To detect a difference of 5%" in page
     config = json.loads((study / "study.json").read_text()) | {"tables": {}}
     (study / "study.json").write_text(json.dumps(config))
     assert "Reported against measured" not in report_text(study)
