@@ -10,6 +10,7 @@ import pytest
 import synthetic
 import yaml
 
+from specrig.corpus.example import Example
 from specrig.measurement.records import read_records
 from specrig.measurement.runner import measure
 from specrig.measurement.task_prompts import prepared
@@ -34,8 +35,9 @@ def changed(config: Path, **changes: Any) -> Study:
 def with_text(study: Study, times: int = 4) -> Study:
     file = study.paths.context_text(study.root)
     file.parent.mkdir(parents=True, exist_ok=True)
-    rows = [{"task": kind, "text": text} for kind in ("code", "summarization") for text in WORDS * times]
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    kinds = ("code", "summarization")
+    examples = [Example(kind, "", text, "words", True, "", "") for kind in kinds for text in WORDS * times]
+    file.write_text("".join(json.dumps(example.row()) + "\n" for example in examples))
     return study
 
 
