@@ -271,8 +271,8 @@ OUTLINE = (
             ),
             Figure(
                 "break_even",
-                "Tokens that a round must emit to be as fast as plain decoding (solid) and 1.5 times as fast (dashed), against k, context or "
-                "batch size; marks: tokens that it emitted on each task. Methods with several of these.",
+                "Tokens that a round must emit to be as fast as plain decoding (solid) and one and a half times as fast (dashed), against k, context "
+                "or batch size; marks: tokens that it emitted on each task. Methods with several of these.",
                 "Tokens that a round must emit to pay off, against k, context or batch size, beside those that it emitted on each task.",
             ),
             Table(
