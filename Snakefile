@@ -30,7 +30,7 @@ rule all:
         REPORT,
         PAPER,
     message:
-        "The study is complete"
+        f"The study is complete: {REPORT}"
 
 
 onstart:
