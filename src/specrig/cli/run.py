@@ -88,10 +88,8 @@ def _wait(command: Sequence[str], show: Show | None) -> tuple[bool, int]:
 
     show: takes the lines of its standard error; None: they go where ours go.
     """
-    process, interruptions = (
-        subprocess.Popen(command, stderr=subprocess.PIPE if show else None, text=True, errors="replace"),
-        list[int](),
-    )
+    process = subprocess.Popen(command, stderr=subprocess.PIPE if show else None, text=True, errors="replace")
+    interruptions: list[int] = []
     before = (
         signal.signal(signal.SIGINT, lambda number, _: interruptions.append(number)),
         signal.signal(signal.SIGTERM, lambda *_: process.terminate()),
