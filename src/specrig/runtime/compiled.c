@@ -11,7 +11,7 @@
 #include <stdint.h>
 #include <string.h>
 #include <omp.h>
-#ifdef __AVX512F__
+#if defined __AVX512F__ || defined __AVX2__
 #include <immintrin.h>
 #endif
 
@@ -71,6 +71,8 @@ INLINE vec load(const void *from, int64_t at, int bf16) {
     if (!bf16) return *(const vec *)((const float *)from + at);
 #ifdef __AVX512F__ /* as one instruction, for which the compiler takes five */
     return (vec)((bits)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)((const uint16_t *)from + at))) << 16);
+#elif defined __AVX2__
+    return (vec)((bits)_mm256_cvtepu16_epi32(_mm_loadu_si128((const void *)((const uint16_t *)from + at))) << 16);
 #else
     return (vec)(__builtin_convertvector(*(const half *)((const uint16_t *)from + at), bits) << 16);
 #endif
@@ -260,106 +262,177 @@ INLINE void rotate(float *to, float *x, const void *norm, const Pass *p, int64_t
     for (int64_t i = 0, h = p->d / 2; i < p->d; i++) to[i] = x[i] * cos[i] + x[i < h ? i + h : i - h] * sin[i];
 }
 
-#define GROUP 4 /* queries at most that share the reading of keys and values */
-
-/* G queries [G, d] times each of W keys, `there` of which are there; the products of the others say nothing. Each number of a key is
- * loaded once for all queries, SIDE keys at a time, so that the sums stay in registers. */
+/* Queries of one key head, whatever their tokens, go over its keys and values together: QUERIES at most, SLOTS slots at a time, so that
+ * these come from an outer cache once for all, in tiles of TILE_ROWS at most, whose sums stay in registers: those of R queries with
+ * SIDE(R) keys, or with as many vectors of a value. */
+enum { QUERIES = 24, SLOTS = 128 };
 #ifdef __AVX512F__
-#define SIDE 8
+#define SIDE(R) (R <= 3 ? 8 : R <= 6 ? 4 : 2)
+#define EACH_ROWS(OF) OF(1) OF(2) OF(3) OF(4) OF(5) OF(6) OF(7) OF(8) OF(9) OF(10) OF(11) OF(12)
 #else
-#define SIDE 4
+#define SIDE(R) (R == 1 ? 8 : R <= 3 ? 4 : 2)
+#define EACH_ROWS(OF) OF(1) OF(2) OF(3) OF(4) OF(5) OF(6)
 #endif
-INLINE void dots(vec *found, int64_t G, const char *queries, const char *keys, int64_t there, int64_t d, int paired, int bf16) {
-    const int64_t row = d * (bf16 ? 2 : 4), step = paired ? 2 * W : W, query = d * (paired ? 2 : 4);
-    vec products[GROUP][W];
-    for (int first = 0; first < W; first += SIDE) {
-        const char *key[SIDE];
-        EACH(s, SIDE) key[s] = keys + (first + s < there ? first + s : there - 1) * row;
-        vec acc[GROUP][SIDE];
-        EACH(g, GROUP) if (g < G) EACH(s, SIDE) acc[g][s] = (vec){0};
-        for (int64_t i = 0; i < d; i += step) {
-            EACH(s, SIDE) {
-                const char *at = key[s] + i * (bf16 ? 2 : 4);
-                if (paired) { EACH(g, GROUP) if (g < G) acc[g][s] = BOTH(acc[g][s], *(const bits *)(queries + g * query + i * 2), *(const bits *)at); }
-                else { vec number = load(at, 0, bf16); EACH(g, GROUP) if (g < G) acc[g][s] += load(queries + g * query, i, 0) * number; }
-            }
-        }
-        EACH(g, GROUP) if (g < G) EACH(s, SIDE) products[g][first + s] = acc[g][s];
-    }
-    EACH(g, GROUP) if (g < G) found[g] = sums(products[g]);
+
+/* Numbers to multiply: pairs of bfloat16 as they lie, else float32. */
+INLINE vec numbers(const void *from, int64_t at, int bf16, int paired) {
+    return paired ? *(const vec *)((const uint16_t *)from + at) : load(from, at, bf16);
 }
 
-/* What G queries [G, d] give each slot before they are divided by their sum: e^(q . key / sqrt(d) - the highest), and 0 to slots
- * that they do not see. weights: [G, room], room for `end` numbers, rounded up to whole vectors. */
-INLINE void weigh(float *weights, int64_t room, int64_t G, const char *queries, const char *keys, const uint8_t *mask, int64_t end,
-                  int64_t d, int paired, int bf16) {
-    const float scale = 1.0f / sqrtf((float)d);
-    const vec never = (vec){0} - INFINITY;
-    vec highest[GROUP];
-    EACH(g, GROUP) highest[g] = never;
-    for (int64_t first = 0; first < end; first += W) {
-        const int64_t there = end - first < W ? end - first : W;
-        vec found[GROUP];
-        dots(found, G, queries, keys + first * d * (bf16 ? 2 : 4), there, d, paired, bf16);
-        uint8_t sees[W] = {0};
-        if (!mask) memset(sees, 1, there);
-        else if (there == W) memcpy(sees, mask + first, W);
-        else memcpy(sees, mask + first, there);
-        const lanes seen = __builtin_convertvector(*(const bytes *)sees, lanes) != 0;
-        EACH(g, GROUP) if (g < G) {
-            found[g] = choose(seen, found[g] * scale, never);
-            store(weights + g * room, first, found[g], 0);
-            highest[g] = choose(found[g] > highest[g], found[g], highest[g]);
-        }
-    }
-    EACH(g, GROUP) if (g < G) {
-        float most = -INFINITY;
-        for (int s = 0; s < W; s++) most = highest[g][s] > most ? highest[g][s] : most;
-        for (int64_t s = 0; s < end; s += W) store(weights + g * room, s, exponential(load(weights + g * room, s, 0) - most), 0);
-    }
+/* acc + x * y, rounded once wherever it stands: left to itself, gcc rounds twice in some loops for some processors. */
+INLINE vec plus(vec acc, vec x, vec y) {
+#ifdef __AVX512F__
+    return (vec)_mm512_fmadd_ps((__m512)x, (__m512)y, (__m512)acc);
+#elif defined __AVX2__ && defined __FMA__
+    return (vec)_mm256_fmadd_ps((__m256)x, (__m256)y, (__m256)acc);
+#else
+    return acc + x * y;
+#endif
+}
+INLINE vec plus_numbers(vec acc, vec x, vec y, int paired) { return paired ? BOTH(acc, (bits)x, (bits)y) : plus(acc, x, y); }
+
+/* All ones where a byte is not 0. */
+INLINE lanes ones(const uint8_t *byte) {
+#ifdef __AVX512F__
+    return (lanes)_mm512_cvtepu8_epi32(_mm_loadu_si128((const void *)byte)) != 0;
+#elif defined __AVX2__
+    return (lanes)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const void *)byte)) != 0;
+#else
+    return __builtin_convertvector(*(const bytes *)byte, lanes) != 0;
+#endif
 }
 
-/* The values [end, d] in these proportions, for G queries, in the order of the slots; what none sees may be no number. */
-#define MIX(G) \
-    INLINE void mix_##G(void *to, int64_t at, const float *weights, int64_t room, const void *values, int64_t end, int64_t d, \
-                        int bf16, int as_bf16) { \
-        int64_t i = 0; \
-        BLOCK(G, 4) BLOCK(G, 1) /* four vectors at a time hide how long an addition takes */ \
-    }
-#define BLOCK(G, count) \
-    for (; i + count * W <= d; i += count * W) { \
-        vec mixed[G][count]; \
-        float total[G]; \
-        EACH(g, G) { total[g] = 0.0f; EACH(c, count) mixed[g][c] = (vec){0}; } \
-        for (int64_t s = 0; s < end; s++) { \
-            if (!(weights[s] > 0.0f) SEEN_##G) continue; \
-            vec value[count]; \
-            EACH(c, count) value[c] = load(values, s * d + i + c * W, bf16); \
-            EACH(g, G) { \
-                float own = weights[g * room + s]; \
-                total[g] += own; \
-                EACH(c, count) mixed[g][c] += own * value[c]; \
+/* R queries [R, d] times each of the keys [from, to), and the highest product of each query in each place of a vector; -infinity for
+ * slots that a query does not see. weights: [R, room]; from and room are multiples of W. */
+#define SCORE(R) \
+    INLINE void score_##R(float *weights, int64_t room, vec *highest, const char *queries, const char *keys, \
+                          const uint8_t *const *masks, int64_t from, int64_t to, int64_t d, int paired, int bf16) { \
+        const float scale = 1.0f / sqrtf((float)d); \
+        const vec never = (vec){0} - INFINITY; \
+        const int64_t row = d * (bf16 ? 2 : 4), step = paired ? 2 * W : W, query = d * (paired ? 2 : 4); \
+        for (int64_t slot = from; slot < to; slot += W) { \
+            const int64_t there = to - slot < W ? to - slot : W; \
+            vec products[R][W]; \
+            for (int first = 0; first < W; first += SIDE(R)) { \
+                const char *key[SIDE(R)]; \
+                EACH(s, SIDE(R)) key[s] = keys + (slot + (first + s < there ? first + s : there - 1)) * row; \
+                vec acc[R][SIDE(R)]; \
+                EACH(r, R) EACH(s, SIDE(R)) acc[r][s] = (vec){0}; \
+                for (int64_t i = 0; i < d; i += step) { \
+                    if (R < SIDE(R)) { /* the fewer are held in registers */ \
+                        vec held[R]; \
+                        EACH(r, R) held[r] = numbers(queries + r * query, i, 0, paired); \
+                        EACH(s, SIDE(R)) { \
+                            vec other = numbers(key[s], i, bf16, paired); \
+                            EACH(r, R) acc[r][s] = plus_numbers(acc[r][s], held[r], other, paired); \
+                        } \
+                    } else { \
+                        vec held[SIDE(R)]; \
+                        EACH(s, SIDE(R)) held[s] = numbers(key[s], i, bf16, paired); \
+                        EACH(r, R) { \
+                            vec other = numbers(queries + r * query, i, 0, paired); \
+                            EACH(s, SIDE(R)) acc[r][s] = plus_numbers(acc[r][s], other, held[s], paired); \
+                        } \
+                    } \
+                } \
+                EACH(r, R) EACH(s, SIDE(R)) products[r][first + s] = acc[r][s]; \
+            } \
+            EACH(r, R) { \
+                vec found = sums(products[r]) * scale; \
+                if (masks[r] || there < W) { \
+                    uint8_t sees[W] = {0}; \
+                    if (masks[r]) memcpy(sees, masks[r] + slot, there); \
+                    else memset(sees, 1, there); \
+                    found = choose(ones(there < W ? sees : masks[r] + slot), found, never); \
+                } \
+                store(weights + r * room, slot, found, 0); \
+                highest[r] = choose(found > highest[r], found, highest[r]); \
             } \
         } \
-        EACH(g, G) EACH(c, count) store(to, at + g * d + i + c * W, mixed[g][c] / total[g], as_bf16); \
     }
-/* A slot is passed over where no query of the group gives it anything: adding nothing changes no bit, and a group sees the same slots. */
-#define SEEN_1
-#define SEEN_2 && !(weights[room + s] > 0.0f)
-#define SEEN_3 SEEN_2 && !(weights[2 * room + s] > 0.0f)
-#define SEEN_4 SEEN_3 && !(weights[3 * room + s] > 0.0f)
-MIX(1) MIX(2) MIX(3) MIX(4)
+EACH_ROWS(SCORE)
+
+/* What a query gives each slot before it is divided by their sum: e^(its product - the highest). */
+INLINE void weigh(float *weights, vec highest, int64_t end) {
+    float most = -INFINITY;
+    for (int s = 0; s < W; s++) most = highest[s] > most ? highest[s] : most;
+    for (int64_t s = 0; s < end; s += W) store(weights, s, exponential(load(weights, s, 0) - most), 0);
+}
+
+/* Adds the slots [from, to) to the totals of R queries and to their mixed values [R, d], in the order of the slots. */
+#define MIX(R) \
+    INLINE void mix_##R(float *mixed, float *totals, const float *weights, int64_t room, const void *values, int64_t from, int64_t to, \
+                        int64_t d, int bf16) { \
+        float total[R]; \
+        EACH(r, R) total[r] = totals[r]; \
+        for (int64_t s = from; s < to; s++) EACH(r, R) total[r] += weights[r * room + s]; \
+        EACH(r, R) totals[r] = total[r]; \
+        int64_t i = 0; \
+        BLOCK(R, (SIDE(R) < 4 ? SIDE(R) : 4)) BLOCK(R, 1) \
+    }
+#define BLOCK(R, count) \
+    for (; i + count * W <= d; i += count * W) { \
+        vec acc[R][count]; \
+        EACH(r, R) EACH(c, count) acc[r][c] = load(mixed, r * d + i + c * W, 0); \
+        for (int64_t s = from; s < to; s++) { \
+            if (R < count) { \
+                vec held[R]; \
+                EACH(r, R) held[r] = weights[r * room + s] - (vec){0}; \
+                EACH(c, count) { vec value = load(values, s * d + i + c * W, bf16); EACH(r, R) acc[r][c] = plus(acc[r][c], held[r], value); } \
+            } else { \
+                vec held[count]; \
+                EACH(c, count) held[c] = load(values, s * d + i + c * W, bf16); \
+                EACH(r, R) { vec own = weights[r * room + s] - (vec){0}; EACH(c, count) acc[r][c] = plus(acc[r][c], own, held[c]); } \
+            } \
+        } \
+        EACH(r, R) EACH(c, count) store(mixed, r * d + i + c * W, acc[r][c], 0); \
+    }
+EACH_ROWS(MIX)
+
+/* Attention of `count` queries [count, d] to the slots [0, end): mixed [count, d], to be divided by `totals`. What no query sees may be
+ * no number and is passed over; what some do not see adds nothing to them, which changes no bit. */
+INLINE void attend(float *mixed, float *totals, float *weights, int64_t room, uint8_t *seen, const char *queries, int64_t count,
+                   const char *keys, const void *values, const uint8_t *const *masks, int64_t end, int64_t d, int paired, int bf16) {
+    vec highest[QUERIES];
+    for (int64_t r = 0; r < count; r++) highest[r] = (vec){0} - INFINITY;
+    for (int64_t slot = 0, to; slot < end; slot = to) {
+        to = end - slot < SLOTS ? end : slot + SLOTS;
+        PARTS(count) {
+#define CASE(R) case R: score_##R(weights + first * room, room, highest + first, queries + first * d * (paired ? 2 : 4), keys, \
+                                     masks + first, slot, to, d, paired, bf16); break;
+            switch (many) { EACH_ROWS(CASE) }
+#undef CASE
+        }
+    }
+    for (int64_t r = 0; r < count; r++) weigh(weights + r * room, highest[r], end);
+    memset(totals, 0, count * 4);
+    memset(mixed, 0, count * d * 4);
+    memset(seen, !masks[0], end);
+    for (int64_t r = 0; r < count; r++)
+        if (masks[r] && (!r || masks[r] != masks[r - 1])) for (int64_t s = 0; s < end; s++) seen[s] |= masks[r][s];
+    for (int64_t slot = 0, to; slot < end; slot = to) {
+        to = slot + 1;
+        if (!seen[slot]) continue;
+        while (to < end && to - slot < SLOTS && seen[to]) to++;
+        PARTS(count) {
+#define CASE(R) case R: mix_##R(mixed + first * d, totals + first, weights + first * room, room, values, slot, to, d, bf16); break;
+            switch (many) { EACH_ROWS(CASE) }
+#undef CASE
+        }
+    }
+}
 
 static inline int64_t shared(int64_t rows, const Pass *p) { /* floats that all threads share */
     return rows * (p->D + (p->H + 2 * p->K) * p->d + p->H * p->d + p->I);
 }
 
-INLINE int64_t slots_of(const Pass *p) { return (p->S + W - 1) / W * W; }
+/* Slots in whole vectors; 64 bytes more, so that the rows of weights never begin in the same sets of the cache. */
+INLINE int64_t slots_of(const Pass *p) { return (p->S + W - 1) / W * W + 16; }
 
 INLINE int64_t widest(const Pass *p) { return p->R > p->D ? p->R : p->D; } /* of what products read for a token */
 
 static inline int64_t own(int64_t rows, const Pass *p) { /* floats of each thread */
-    return rows * widest(p) + (1 + GROUP) * p->d + GROUP * slots_of(p);
+    return rows * widest(p) + (1 + 2 * QUERIES) * p->d + QUERIES + QUERIES * slots_of(p) + slots_of(p) / 4;
 }
 
 int64_t scratch_floats(const Pass *p) { return shared(p->B * p->n, p) + own(p->B * p->n, p) * p->threads; }
@@ -367,13 +440,48 @@ int64_t scratch_floats(const Pass *p) { return shared(p->B * p->n, p) + own(p->B
 /* A thread's share of `count` pieces. */
 #define SHARE(count) int64_t from = (count) * t / T, to = (count) * (t + 1) / T;
 
+/* Attention of this thread's share of the queries: those of a key head one after another, whose keys and values then lie in the core's
+ * own cache. qkv: [B * n, (H + 2 K) d], attended: [B * n, H d]. */
+INLINE void attention(void *attended, float *qkv, const Layer *layer, const Pass *p, float *scratch, int t, int T, int kind) {
+    const int bf16 = kind != WHOLE, paired = kind == PAIRED && p->d % (2 * W) == 0; /* queries times keys by pairs of numbers */
+    const int64_t d = p->d, H = p->H, G = H / p->K, room = slots_of(p);
+    float *turned = scratch, *queries = turned + d, *mixed = queries + QUERIES * d, *totals = mixed + QUERIES * d;
+    float *const weights = totals + QUERIES;
+    uint8_t *const seen = (uint8_t *)(weights + QUERIES * room);
+    SHARE(p->B * p->n * H)
+    for (int64_t item = from, count; item < to; item += count) {
+        const int64_t all = p->n * G, head = item / all, at = item % all, b = head / p->K, offset = head * p->S * d * (bf16 ? 2 : 4);
+        const uint8_t *masks[QUERIES];
+        int64_t where[QUERIES]; /* of the queries among the heads of all tokens */
+        count = all - at < to - item ? all - at : to - item;
+        if (count > QUERIES) count = QUERIES;
+        for (int64_t q = 0; q < count; q++) {
+            const int64_t token = (at + q) / G, r = b * p->n + token, own_head = head % p->K * G + (at + q) % G;
+            rotate(turned, qkv + r * (H + 2 * p->K) * d + own_head * d, layer->q_norm, p, p->positions[r], bf16);
+            for (int64_t i = 0; i < d; i += W) store(queries, q * d + i, load(turned, i, 0), paired);
+            masks[q] = layer->mask ? layer->mask + ((p->mask_rows > 1 ? b : 0) * p->n + token) * p->end : 0;
+            where[q] = r * H + own_head;
+        }
+        attend(mixed, totals, weights, room, seen, (char *)queries, count, (char *)layer->keys + offset,
+               (char *)layer->values + offset, masks, p->end, d, paired, bf16);
+        for (int64_t q = 0; q < count; q++)
+            for (int64_t i = 0; i < d; i += W) store(attended, where[q] * d + i, load(mixed, q * d + i, 0) / totals[q], kind == PAIRED);
+    }
+}
+
+/* Functions of their own, not part of `run`: there they leave products fewer registers. */
+#define ATTENTION(type, kind) \
+    static __attribute__((noinline)) void attention_##type(void *attended, float *qkv, const Layer *layer, const Pass *p, \
+                                                           float *scratch, int t, int T) { \
+        attention(attended, qkv, layer, p, scratch, t, T, kind); \
+    }
+ATTENTION(float32, WHOLE) ATTENTION(bfloat16, OF_BF16)
+
 INLINE void run(const Pass *p, int t, int T, int kind) {
     const int bf16 = kind != WHOLE, inputs = kind == PAIRED; /* the type of weights, cache and results; that of products' inputs */
     const int64_t rows = p->B * p->n, D = p->D, H = p->H, K = p->K, d = p->d, I = p->I, Q = (H + 2 * K) * d;
     float *x = p->scratch, *qkv = x + rows * D, *attended = qkv + rows * Q, *inner = attended + rows * H * d;
-    float *normed = inner + rows * I + own(rows, p) * t, *turned = normed + rows * widest(p), *query = turned + d, *weights = query + GROUP * d;
-    const int64_t groups = (H / K + GROUP - 1) / GROUP; /* of the queries that share a key head */
-    const int paired = kind == PAIRED && d % (2 * W) == 0; /* queries times keys by pairs of numbers */
+    float *normed = inner + rows * I + own(rows, p) * t, *turned = normed + rows * widest(p);
     char *const input = (char *)normed;
     { SHARE(rows) for (int64_t r = from; r < to; r++) {
         const void *first = p->input ? p->input : p->embedding;
@@ -401,22 +509,7 @@ INLINE void run(const Pass *p, int t, int T, int kind) {
             }
         } }
         #pragma omp barrier
-        { SHARE(rows * K * groups) for (int64_t item = from; item < to; item++) {
-            /* the tokens of a sequence one after another for each key head, whose keys and values then lie in the core's own cache */
-            int64_t many = p->n * groups, b = item / many / K, k = item / many % K, r = b * p->n + item % many / groups;
-            int64_t g = item % groups * GROUP, last = g + GROUP < H / K ? g + GROUP : H / K, first = r * H + k * (H / K) + g;
-            int64_t place = (b * K + k) * p->S * d * (bf16 ? 2 : 4);
-            const char *keys = (const char *)layer->keys + place, *values = (const char *)layer->values + place;
-            const uint8_t *mask = layer->mask ? layer->mask + ((p->mask_rows > 1 ? b : 0) * p->n + r % p->n) * p->end : 0;
-            for (int64_t q = 0; q < last - g; q++) {
-                rotate(turned, qkv + r * Q + (k * (H / K) + g + q) * d, layer->q_norm, p, p->positions[r], bf16);
-                for (int64_t i = 0; i < d; i += W) store(query, q * d + i, load(turned, i, 0), paired);
-            }
-#define CASE(G) case G: weigh(weights, slots_of(p), G, (char *)query, keys, mask, p->end, d, paired, bf16); \
-                mix_##G(attended, first * d, weights, slots_of(p), values, p->end, d, bf16, inputs); break;
-            switch (last - g) { CASE(1) CASE(2) CASE(3) CASE(4) }
-#undef CASE
-        } }
+        (kind == WHOLE ? attention_float32 : attention_bfloat16)(attended, qkv, layer, p, turned, t, T);
         #pragma omp barrier
         { SHARE(D / W) product(x, (char *)attended, rows, layer->out, layer->out_bias, H * d, D, from, to, 1, 0, kind); }
         #pragma omp barrier
