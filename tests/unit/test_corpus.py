@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import os
@@ -15,7 +16,7 @@ import pytest
 
 from specrig.corpus import gather as corpus
 from specrig.corpus import instructions, source_text
-from specrig.corpus.example import TASKS, CorpusError, Example
+from specrig.corpus.example import EXPLANATION, TASKS, CorpusError, Example
 from specrig.corpus.recipe import Corpus
 from specrig.tasks import read_prompts
 from specrig.training.recipe import TINY
@@ -206,6 +207,19 @@ def test_the_same_examples_as_requests_to_an_assistant(built: Path) -> None:
     answers = [prompt.reference for prompt in read_prompts(built / "prompts" / "code_chat.jsonl")]
     for answer in answers:
         compile(answer.removeprefix("```python\n").removesuffix("```"), "answer", "exec")
+
+
+def test_explanations_ask_about_the_functions_of_code_without_what_the_docstring_says(built: Path) -> None:
+    requests = read_prompts(built / "prompts" / f"{EXPLANATION}.jsonl")
+    functions = read_prompts(built / "prompts" / "code.jsonl")
+    assert len(requests) == len(functions) == SETTINGS.prompts
+    for request, function in zip(requests, functions, strict=True):
+        shown = request.text.removeprefix("Explain what this Python function does:\n\n```python\n").removesuffix(
+            "\n```"
+        )
+        ast.parse(shown)
+        assert shown.startswith(function.text.split('\n    """')[0]) and shown.endswith(function.reference.rstrip())
+        assert request.reference and '"""' not in shown and request.reference not in " ".join(shown.split())
 
 
 def test_a_request_for_code_is_a_sentence() -> None:

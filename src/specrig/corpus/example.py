@@ -10,7 +10,9 @@ TASKS = ("code", "summarization", "translation", "creative_writing")
 """The four tasks of the embedded corpus, in the order in which they are built and reported."""
 CHAT = "_chat"
 """Behind a task's name: the same held-out examples as instructions to an assistant."""
-PROMPT_FILES = (*TASKS, *(task + CHAT for task in TASKS))
+EXPLANATION = "explanation" + CHAT
+"""The held-out functions of `code`, which an assistant is asked to explain. Nothing is trained on this task."""
+PROMPT_FILES = (*TASKS, *(task + CHAT for task in TASKS), EXPLANATION)
 """Names of the files of held-out prompts, and of the tasks that read them."""
 
 

@@ -13,8 +13,8 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from specrig.corpus import locale_text, source_text, stories
-from specrig.corpus.example import CHAT, TASKS, CorpusError, Example, number
+from specrig.corpus import instructions, locale_text, source_text, stories
+from specrig.corpus.example import CHAT, EXPLANATION, TASKS, CorpusError, Example, number
 from specrig.corpus.recipe import Corpus
 from specrig.corpus.wording import normalized
 
@@ -33,7 +33,7 @@ FIELDS = ("task", "text", "prompt", "completion", "instruction")
 
 def build(settings: Corpus, seed: int, out: Path) -> None:
     """Write `out/corpus/{train,heldout}.jsonl`, `out/prompts/<task>.jsonl` and, as instructions,
-    `out/prompts/<task>_chat.jsonl`.
+    `out/prompts/<task>_chat.jsonl` and `out/prompts/explanation_chat.jsonl`.
 
     Lines of the corpus are {"task", "text", "prompt", "completion", "source", "instruction", "answer"} with text =
     prompt + completion; the end-of-text token is added when they are tokenized. Lines of prompts are {"id", "prompt",
@@ -49,13 +49,16 @@ def build(settings: Corpus, seed: int, out: Path) -> None:
         trained, held = gather(task, settings, seed)
         train += trained
         count = settings.prompts
-        for name, texts in (
-            (task, [(example.prompt, example.completion) for example in held[:count]]),
-            (task + CHAT, [(example.instruction, example.answer) for example in held[:count]]),
-        ):
+        texts = {
+            task: [(example.prompt, example.completion) for example in held[:count]],
+            task + CHAT: [(example.instruction, example.answer) for example in held[:count]],
+        }
+        if task == "code":
+            texts[EXPLANATION] = [_explanation(example) for example in held[:count]]
+        for name, pairs in texts.items():
             prompts[name] = [
                 {"id": f"{name}-{index:03d}", "prompt": prompt, "reference": reference}
-                for index, (prompt, reference) in enumerate(texts)
+                for index, (prompt, reference) in enumerate(pairs)
             ]
         heldout += held[count:]
     # One shuffled stream: an optimiser step sees every task, and neighbours come from different files.
@@ -108,6 +111,13 @@ def gather(task: str, settings: Corpus, seed: int) -> tuple[list[Example], list[
         )
     clean.sort(key=lambda example: number(seed, "heldout order", example.prompt))
     return list(train.values()), clean
+
+
+def _explanation(example: Example) -> tuple[str, str]:
+    """Return (request to explain a function of `code`, what its docstring says of it)."""
+    signature, _, doc = example.prompt.partition('\n    """')
+    documentation = " ".join(doc.replace('"""', "").split())
+    return instructions.explanation(f"{signature}\n{example.completion}".rstrip()), documentation
 
 
 def read(path: Path) -> list[dict[str, str]]:

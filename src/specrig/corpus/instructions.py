@@ -36,6 +36,11 @@ def code(signature: str, doc: str) -> str:
     return f"Write a Python {what} `{call}` that {does} {rest}"
 
 
+def explanation(function: str) -> str:
+    """Ask what a function does. function: its source text."""
+    return f"Explain what this Python function does:\n\n```python\n{function}\n```"
+
+
 def translation(language: str, english: str) -> str:
     """Ask for the translation of a text into a language."""
     return f"Translate into {language}:\n\n{english}"
