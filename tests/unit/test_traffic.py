@@ -36,9 +36,9 @@ from specrig.engines.native import Native
 from specrig.engines.vllm_server import VllmServer
 from specrig.measurement.records import Counts, RecordError, study_records
 from specrig.measurement.runner import measure
-from specrig.measurement.traffic.ladder import measure_traffic
 from specrig.measurement.traffic.loops import Requests, closed_loop, open_loop
 from specrig.measurement.traffic.records import Request, Turn, damaged_points, read_turns, study_turns
+from specrig.measurement.traffic.sweep import measure_traffic
 from specrig.models.pair import PairFiles
 from specrig.reporting.documents.html import write_report
 from specrig.reporting.figures.drawings import write_figures
@@ -230,7 +230,7 @@ def test_sglangs_acceptance_under_load_is_the_sum_of_its_answers(make_study: Mak
 
 
 @pytest.mark.skipif(LlamaCpp.missing() is not None, reason="llama.cpp is not installed")
-def test_a_server_killed_in_mid_ladder_fails_its_point_alone(make_study: MakeStudy) -> None:
+def test_a_server_killed_in_mid_sweep_fails_its_point_alone(make_study: MakeStudy) -> None:
     traffic = {"concurrency": [1, 2, 4], "requests": 8, "warmup": 2, "turns": 1}
     study = make_study(traffic, engines=["llamacpp"], engine_options={"llamacpp": {"context": 256}})
     sent: list[int] = []

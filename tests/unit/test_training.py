@@ -489,7 +489,7 @@ def test_the_acceptance_loss_has_the_value_and_gradient_of_the_plain_one() -> No
     rate = torch.minimum(p, t).sum(-1)
     weight = (-3 * rate.detach()).exp()
     plain = (weight * (t * (t.log() - p.log())).sum(-1) + (1 - weight) * (1 - rate)).mean()
-    lean = losses.likeness(logits, goal, "lk")
+    lean = losses.distribution_loss(logits, goal, "lk")
     torch.testing.assert_close(lean, plain)
     torch.testing.assert_close(
         torch.autograd.grad(lean, logits), torch.autograd.grad(plain, logits), atol=1e-7, rtol=1e-4
@@ -501,7 +501,7 @@ def test_a_token_without_a_label_has_no_cross_entropy() -> None:
     labels = torch.arange(20) % 9
     some = torch.where(torch.arange(20) < 5, labels, -1)
     found = losses.distillation(logits, goal, some, 0.3)
-    whole, divergence = losses.distillation(logits, goal, labels, 0.3), losses.likeness(logits, goal, "kl")
+    whole, divergence = losses.distillation(logits, goal, labels, 0.3), losses.distribution_loss(logits, goal, "kl")
     rest = F.cross_entropy(logits[5:], labels[5:]) * 15 / 20
     torch.testing.assert_close(found, whole - 0.7 * rest)
     assert divergence > 0

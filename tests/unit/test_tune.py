@@ -12,7 +12,7 @@ import yaml
 from synthetic import write_study
 
 from specrig import cli
-from specrig.analysis.halving import FINALISTS, Race, schedule
+from specrig.analysis.halving import FINALISTS, SuccessiveHalving, schedule
 from specrig.analysis.statistics import LEAST_UNITS
 from specrig.cell import Cell
 from specrig.measurement.records import Record, study_records
@@ -27,9 +27,9 @@ def arms(count: int) -> list[Cell]:
     ]
 
 
-def run(logs: np.ndarray, budget: float) -> Race:
+def run(logs: np.ndarray, budget: float) -> SuccessiveHalving:
     """A race over log speedups [cells, units]."""
-    race = Race(arms(len(logs)), logs.shape[1], budget)
+    race = SuccessiveHalving(arms(len(logs)), logs.shape[1], budget)
     while rung := race.rung:
         units = range(rung.start, rung.stop)
         race.enter({cell: pd.Series(logs[cell.k - 1, rung.start : rung.stop], units) for cell in rung.cells})
@@ -51,7 +51,7 @@ def test_a_schedule_chooses_and_judges_on_the_units_there_are(cells: int, units:
 
 @pytest.mark.parametrize("units", [1, 2, 3])
 def test_units_that_cannot_choose_and_judge_give_no_race(units: int) -> None:
-    race = Race(arms(5), units, 100)
+    race = SuccessiveHalving(arms(5), units, 100)
     assert not race.possible and race.rung is None
 
 
@@ -79,7 +79,7 @@ def test_of_equal_cells_the_luckiest_is_not_called_faster() -> None:
 
 
 def test_a_cell_that_fails_leaves_the_race() -> None:
-    race = Race(arms(4), 8, 6)
+    race = SuccessiveHalving(arms(4), 8, 6)
     rung = race.rung
     assert rung is not None
     race.enter({cell: pd.Series([0.1 * cell.k], [0]) for cell in rung.cells if cell.k != 4})

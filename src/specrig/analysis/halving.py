@@ -79,7 +79,7 @@ def schedule(cells: int, units: int, budget: float) -> list[tuple[int, int]]:
 
 
 @dataclass
-class Race:
+class SuccessiveHalving:
     """Successive halving of the cells of one setting. `rung` says what to measure, `enter` takes the result."""
 
     cells: Sequence[Cell]

@@ -38,7 +38,7 @@ def traffic(
     method: Annotated[str, typer.Option()],
 ) -> None:
     """Measure a method's servers under load: the missing points, in one process."""
-    from specrig.measurement.traffic.ladder import measure_traffic
+    from specrig.measurement.traffic.sweep import measure_traffic
 
     measure_traffic(load(study), engine, pair, method)
 

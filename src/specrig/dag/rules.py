@@ -48,7 +48,7 @@ from specrig.training.stages import FILES, JOINT, STAGES, TEXT
 
 JOB_KEYS = ("seed", "prompts", "max_new_tokens", "warmup", "repeats", "device", "threads")
 """Keys of a study that decide what a measuring job measures."""
-LADDER = "specrig.measurement.traffic.ladder"
+TRAFFIC_SWEEP = "specrig.measurement.traffic.sweep"
 """The module that measures under load."""
 FOR_READERS = {"notes", "licence"}
 """Columns of tables that decide no result."""
@@ -370,7 +370,7 @@ class Rules:
 
     def traffic_code(self, wildcards: Wildcards) -> str:
         """Digest of the code of a traffic job."""
-        return code_digest(LADDER, *method_modules(wildcards.engine, wildcards.method))
+        return code_digest(TRAFFIC_SWEEP, *method_modules(wildcards.engine, wildcards.method))
 
     def replicate(self, wildcards: Wildcards) -> int:
         """The number of a measuring job's replicate, from 0."""

@@ -138,9 +138,9 @@ class NeuralHead(HeadRecipe):
         return 1.0
 
     @abstractmethod
-    def multiplied(self, sizes: Sizes) -> float:
+    def active_parameters(self, sizes: Sizes) -> float:
         """Weights, the LM head's included, that a position is multiplied with in a step."""
 
     def flop(self, sizes: Sizes, tokens: int) -> float:
         """See `HeadRecipe`: each step learns from `batch` sequences."""
-        return LEARNING * 2.0 * self.multiplied(sizes) * self.steps * self.batch * tokens
+        return LEARNING * 2.0 * self.active_parameters(sizes) * self.steps * self.batch * tokens

@@ -50,7 +50,7 @@ class DraftHead(Checkpoint, LlamaModel):
         if (drafted := (getattr(config, "specrig", None) or {}).get("drafted")) is not None:
             token_ids = torch.tensor(drafted, device=self.device)
             check_vocabulary(token_ids, target.vocab_size, "specrig.drafted in its config")
-            self.cut_to(token_ids)
+            self.set_vocabulary(token_ids)
             self.head = self.head.select_outputs(self._every)
         self.take_weights(
             {
@@ -90,7 +90,7 @@ class DraftHead(Checkpoint, LlamaModel):
     def _take(self, rows: list[list[int]], features: Tensor) -> Any:
         """Run and keep, in each row, the true features `[B, n, D]` before the tokens `rows[b]`."""
 
-    def cut_to(self, token_ids: Tensor) -> Tensor:
+    def set_vocabulary(self, token_ids: Tensor) -> Tensor:
         """Draft none but the target's tokens `token_ids` `[Vd]`; returns the order that makes them rise, which its LM
         head must follow.
         """
@@ -99,7 +99,7 @@ class DraftHead(Checkpoint, LlamaModel):
         self._ids = self._every.tolist()
         return order
 
-    def offer_first(self, V: int) -> None:
+    def limit_to_first(self, V: int) -> None:
         """Draft none but the target's first V tokens, and of a cut vocabulary those among them: what follows is
         padding, no text.
         """
@@ -116,7 +116,7 @@ class DraftHead(Checkpoint, LlamaModel):
         """Run the prompts but for each row's last position, which the first round runs. features: `[B, P, D]`, rows
         left-aligned.
         """
-        self.offer_first(self.target.vocab_size)
+        self.limit_to_first(self.target.vocab_size)
         self.start_like(self.target)
         last = [len(tokens) - 2 for tokens in rows]  # the prompt's last position: its feature yields the first draft
         if max(last) > 0:

@@ -73,7 +73,7 @@ def distillation(logits: Tensor, goal: Tensor, labels: Tensor, kl_weight: float)
     return found
 
 
-def likeness(logits: Tensor, goal: Tensor, kind: str, weights: Tensor | None = None) -> Tensor:
+def distribution_loss(logits: Tensor, goal: Tensor, kind: str, weights: Tensor | None = None) -> Tensor:
     """How far the model's distributions are from the teacher's: the mean over N tokens, by `weights` `[N]` where there
     are any. One backward only.
 

@@ -19,7 +19,7 @@ import pandas as pd
 from rich.console import Console
 
 from specrig.analysis.cells import by_cell, row_dicts, row_identity
-from specrig.analysis.halving import Choice, Race, Rung
+from specrig.analysis.halving import Choice, Rung, SuccessiveHalving
 from specrig.analysis.replicates import Layout, layout
 from specrig.analysis.speedup import group_times, log_ratios, log_speedups
 from specrig.cell import Cell
@@ -86,7 +86,7 @@ class _Setting:
     """A race and what it has cost. repeats, replicates: of the study."""
 
     baseline: Cell
-    race: Race
+    race: SuccessiveHalving
     repeats: int
     replicates: int
     measured: int = 0
@@ -225,9 +225,9 @@ def _by_setting(cells: Sequence[Cell]) -> dict[Cell, list[Cell]]:
     return found
 
 
-def _race(cells: Sequence[Cell], units: int, passes: float) -> Race:
+def _race(cells: Sequence[Cell], units: int, passes: float) -> SuccessiveHalving:
     """A race that may measure `passes` times every cell and unit; `passes` is mostly well below 1."""
-    return Race(cells, units, passes * len(cells) * units)
+    return SuccessiveHalving(cells, units, passes * len(cells) * units)
 
 
 def _units(study: Study, cell: Cell) -> int:

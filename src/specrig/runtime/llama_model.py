@@ -68,7 +68,7 @@ class View:
 
     cos, sin: `[n, 1, d]` or `[B, n, 1, d]`. masks: one for each of the model's patterns, True where a query sees a key;
     where attention is `grouped` (recorded passes, and decode passes on a processor) an additive bias `[B, 1, H/K · n,
-    end]` instead (see `attend_grouped`).
+    end]` instead (see `attend_grouped`); None where a token sees every slot up to its own.
     """
 
     step: Step
@@ -153,6 +153,10 @@ class LlamaModel(CachedModel):
             # Patterns that hide nothing more share one mask.
             shared = {id(mask): self.bias(mask) for mask in masks if mask is not None}
             masks = [shared.get(id(mask)) for mask in masks]
+        elif step.first:
+            # A kernel that knows the mask's shape skips what it hides: half of a prompt's attention, with the same sums.
+            hides = [pattern.hides_any(step.end) for pattern in self.patterns]
+            masks = [mask if more else None for mask, more in zip(masks, hides, strict=True)]
         if not step.fixed:
             return View(step, cos, sin, masks, grouped)
         # Only for passes that are recorded: to compile for a prompt's every length would cost more than it gains.
@@ -200,7 +204,9 @@ class LlamaModel(CachedModel):
         if view.grouped:
             attended = self.attend_grouped(qk[:, :H], keys, values, mask)
         else:
-            attended = F.scaled_dot_product_attention(qk[:, :H], keys, values, attn_mask=mask, enable_gqa=H != K)
+            attended = F.scaled_dot_product_attention(
+                qk[:, :H], keys, values, attn_mask=mask, is_causal=mask is None and n > 1, enable_gqa=H != K
+            )
         # Heads joined again, [B, n, H · d], projected and added to x; then the MLP likewise.
         x = block.out.add_to(x, attended.transpose(1, 2).reshape(B, n, H * d))
         gate_up = block.gate_up(F.rms_norm(x, (D,), block.norm_2, self.eps))

@@ -37,9 +37,9 @@ class Step:
 
     positions, slots: `[B, n]` positions in the text and cache slots to write to; slices where all rows are alike. end:
     the pass reads the cache's first `end` slots. masks: for each of the model's `patterns`, True where a token sees a
-    slot, `[n, end]` or `[B, 1, n, end]`; None where
-        every token sees every slot.
+    slot, `[n, end]` or `[B, 1, n, end]`; None where every token sees every slot.
     fixed: no shape depends on the rows' lengths, so the pass can be replayed.
+    first: the tokens begin the text in every row, and each sees those before it.
     """
 
     positions: Tensor | slice
@@ -47,6 +47,7 @@ class Step:
     end: int
     masks: list[Tensor | None]
     fixed: bool = False
+    first: bool = False
 
 
 class CachedModel(ABC):
@@ -246,7 +247,7 @@ class CachedModel(ABC):
                 if pattern.hides_any(end):
                     positions = torch.arange(end, device=self.device)
                     masks[number] = causal & pattern.visible(positions[start:].unsqueeze(-1), positions)
-            return Step(slots, slots, end, masks)
+            return Step(slots, slots, end, masks, first=start == 0)
         step = self._place(n, on_device(self._bases(), self.device), own, end)
         if self.cache.aligned:
             step.slots = slots

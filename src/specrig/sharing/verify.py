@@ -14,7 +14,7 @@ from specrig.measurement.records import SCHEMA_VERSIONS, Record, RecordError, re
 from specrig.models.pair import first_line
 from specrig.sharing.archive import published_points, read_lines
 from specrig.sharing.checks import Located
-from specrig.sharing.checks.attempts import misplaced
+from specrig.sharing.checks.attempts import wrong_attempts
 from specrig.sharing.checks.audit import audit_differences
 from specrig.sharing.checks.completeness import Part, absent, digests, prompts
 from specrig.sharing.checks.records import contradictions
@@ -186,7 +186,7 @@ def _job(
     ]
     finding.differences += digests(cells, own)
     try:
-        finding.differences += misplaced(job, own, study, requested)
+        finding.differences += wrong_attempts(job, own, study, requested)
     except (PublicationError, OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         finding.differences.append(f"attempts that do not count: not readable ({first_line(error)})")
     if not (job / "environment.json").is_file():

@@ -155,5 +155,5 @@ def _flop(recipe: Recipe, model: str, sizes: Sizes) -> float:
     if model != "joint":
         return head.flop(_made_for(recipe, model, sizes), sequence)
     medusa = recipe.head("medusa")
-    token = LEARNING * (sizes.forward(sequence) + 2.0 * medusa.multiplied(sizes))
+    token = LEARNING * (sizes.forward(sequence) + 2.0 * medusa.active_parameters(sizes))
     return float(token * medusa.joint.steps * medusa.batch * sequence)

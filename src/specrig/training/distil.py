@@ -19,7 +19,7 @@ from specrig.corpus import gather as corpus
 from specrig.heads import acceptance
 from specrig.heads.acceptance import ahead
 from specrig.heads.learner import Texts, draft_ids
-from specrig.heads.losses import distillation, likeness
+from specrig.heads.losses import distillation, distribution_loss
 from specrig.heads.teacher import Teacher, autocast, copy_tokenizer, load_teacher, moved, rows_at_once
 from specrig.training import llama
 from specrig.training.llama import Llama
@@ -94,7 +94,7 @@ def distillation_loss(
                 goal = output(hidden[written])
             logits = model.logits(model(tokens[:, :-1])[written], drafted)
         if settings.loss == "lk":
-            return likeness(logits, goal, "lk")
+            return distribution_loss(logits, goal, "lk")
         return distillation(logits, goal, draft_ids(tokens[:, 1:][written], drafted), settings.kl_weight)
 
     return loss

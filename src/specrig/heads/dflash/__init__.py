@@ -69,7 +69,7 @@ class DFlash(LayerHead):
         first = self.layer_weights(sizes, enters=3, reads=1)
         return first + (self.layers - 1) * self.layer_weights(sizes, enters=0, reads=1)
 
-    def multiplied(self, sizes: Sizes) -> float:
+    def active_parameters(self, sizes: Sizes) -> float:
         """Of a position `fc` and the layers' keys and values; of a block all layers at each token, and the LM head."""
         context = (3.0 + 2.0 * self.layers) * sizes.hidden**2
         block = (self.k + 1) * self.weights(sizes) + self.k * float(self.drafted(sizes) * sizes.hidden)

@@ -20,7 +20,7 @@ from specrig.heads.acceptance import ahead
 from specrig.heads.dflash import DFlash
 from specrig.heads.dflash import module as checkpoint
 from specrig.heads.learner import Learner, States, Texts, draft_ids
-from specrig.heads.losses import d_pace, kept_anchors, likeness, packed, probabilities, random_ranks
+from specrig.heads.losses import d_pace, distribution_loss, kept_anchors, packed, probabilities, random_ranks
 from specrig.heads.teacher import Teacher, autocast, moved, rows_at_once
 from specrig.heads.trained_layer import TrainedLayer, normal
 
@@ -83,7 +83,7 @@ class DFlashLearner(Learner):
         return F.rms_norm(x, x.shape[-1:], self.norm, self.eps)
 
     def loss(self, batch: Texts, states: Tensor, teacher_states: Tensor) -> Tensor:
-        """The weighted mean over the masks of the distance of the distributions (`losses.likeness`)."""
+        """The weighted mean over the masks of the distance of the distributions (`losses.distribution_loss`)."""
         model, settings = self.model, self.settings
         # written[d]: whether the target wrote the token d + 1 behind each position, and those between: [K, B, T].
         written = kept_anchors(batch.written[:, 1:], settings.k)
@@ -104,7 +104,7 @@ class DFlashLearner(Learner):
             right = torch.zeros(kept.shape, device=model.where)
             right[kept] = probabilities(logits, draft_ids(batch.tokens[row, position + 1], self.vocabulary))
             weights = d_pace(right, kept)[kept]
-        return likeness(logits, likely, settings.loss, weights)
+        return distribution_loss(logits, likely, settings.loss, weights)
 
     @torch.no_grad()
     def measured(self, heldout: Texts, states: States) -> tuple[Tensor, Tensor]:

@@ -32,7 +32,7 @@ class UnrolledHead(LayerHead):
     training-time test.
     """
 
-    def multiplied(self, sizes: Sizes) -> float:
+    def active_parameters(self, sizes: Sizes) -> float:
         """All its weights and the LM head, once a step of the rollout."""
         return self.rollout * (self.weights(sizes) + self._shared_output(sizes))
 

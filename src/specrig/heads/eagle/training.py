@@ -24,7 +24,7 @@ from specrig.heads.acceptance import ahead
 from specrig.heads.eagle import Eagle, LayerHead
 from specrig.heads.eagle import module as checkpoint
 from specrig.heads.learner import Learner, States, Texts
-from specrig.heads.losses import likeness
+from specrig.heads.losses import distribution_loss
 from specrig.heads.regression import Regression
 from specrig.heads.teacher import Teacher, autocast, moved, rows_at_once
 from specrig.heads.trained_layer import TrainedLayer, normal
@@ -207,7 +207,7 @@ class EagleLearner(LayerLearner):
 
     def loss(self, batch: Texts, states: Tensor, teacher_states: Tensor) -> Tensor:
         """Mean over the steps of feature_weight x smooth-L1 + logits_weight x distance of the distributions
-        (`losses.likeness`); see the module.
+        (`losses.distribution_loss`); see the module.
         """
         model, settings, trained = self.model, self.settings, trained_entries(batch)
         with torch.no_grad(), autocast(model.where):
@@ -224,7 +224,7 @@ class EagleLearner(LayerLearner):
             for predicted in self(embedded, fed, settings.rollout):
                 found = predicted[trained]
                 total = total + settings.feature_weight * F.smooth_l1_loss(found.float(), goals.float())
-                total = total + settings.logits_weight * likeness(self.logits(found), likely, settings.loss)
+                total = total + settings.logits_weight * distribution_loss(self.logits(found), likely, settings.loss)
         return total / settings.rollout
 
     def tensors(self) -> dict[str, Tensor]:

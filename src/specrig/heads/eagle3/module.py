@@ -82,7 +82,7 @@ class Eagle3Head(EagleHead):
         self.norm = weights["norm.weight"]
         rows = weights["lm_head.weight"]
         if "d2t" in weights:
-            rows = rows[self.cut_to(torch.arange(len(rows), device=self.device) + weights["d2t"])]
+            rows = rows[self.set_vocabulary(torch.arange(len(rows), device=self.device) + weights["d2t"])]
         self.head = Linear(rows)
 
     @torch.inference_mode()

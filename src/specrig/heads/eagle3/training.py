@@ -20,7 +20,7 @@ from specrig.heads.eagle.training import LayerLearner, trained_entries
 from specrig.heads.eagle3 import Eagle3
 from specrig.heads.eagle3 import module as checkpoint
 from specrig.heads.learner import Texts
-from specrig.heads.losses import likeness
+from specrig.heads.losses import distribution_loss
 from specrig.heads.teacher import Teacher, autocast
 
 
@@ -82,7 +82,7 @@ class Eagle3Learner(AuxStatesLearner):
     settings: Eagle3
 
     def loss(self, batch: Texts, states: Tensor, teacher_states: Tensor) -> Tensor:
-        """The weighted mean over the steps of the distance of the distributions (`losses.likeness`), each step
+        """The weighted mean over the steps of the distance of the distributions (`losses.distribution_loss`), each step
         step_decay times the one before. With a reduced vocabulary the target's distribution is renormalised over the
         tokens that the head knows.
         """
@@ -93,7 +93,7 @@ class Eagle3Learner(AuxStatesLearner):
         total, weight, weights = torch.zeros((), device=model.where), 1.0, 0.0
         with autocast(model.where):
             for predicted in self(embedded, states[:, :-1], settings.rollout):
-                total = total + weight * likeness(self.logits(predicted[trained]), likely, settings.loss)
+                total = total + weight * distribution_loss(self.logits(predicted[trained]), likely, settings.loss)
                 weights += weight
                 weight *= settings.step_decay
         return total / weights

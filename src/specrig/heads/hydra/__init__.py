@@ -21,7 +21,7 @@ class Hydra(DepthHeads):
         """Of two matrices a head; the LM head is the target's."""
         return self._matrices(sizes) + self.bias_weights(sizes)
 
-    def multiplied(self, sizes: Sizes) -> float:
+    def active_parameters(self, sizes: Sizes) -> float:
         """Besides, each head's state with the LM head."""
         output = self.heads * sizes.hidden * self.drafted(sizes)
         return self._matrices(sizes) + output + self.bias_multiplied(sizes)

@@ -82,7 +82,7 @@ class Medusa(DepthHeads):
             self.heads * sizes.hidden * (sizes.hidden + (drafted if self.owns(drafted) else 0))
         ) + self.bias_weights(sizes)
 
-    def multiplied(self, sizes: Sizes) -> float:
+    def active_parameters(self, sizes: Sizes) -> float:
         """A block and an LM head each."""
         heads = float(self.heads * sizes.hidden * (sizes.hidden + self.drafted(sizes)))
         return heads + self.bias_multiplied(sizes)

@@ -57,6 +57,6 @@ class PEagle(LayerHead):
         """See `NeuralHead`: of an anchor as many as depths are kept."""
         return sum(map(kept_share, range(self.k)))
 
-    def multiplied(self, sizes: Sizes) -> float:
+    def active_parameters(self, sizes: Sizes) -> float:
         """All its weights, for a position and for each mask that follows it."""
         return self.copies * self.weights(sizes)

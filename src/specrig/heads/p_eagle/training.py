@@ -21,7 +21,7 @@ from specrig.heads.base import kept_share
 from specrig.heads.eagle.training import trained_entries
 from specrig.heads.eagle3.training import AuxStatesLearner
 from specrig.heads.learner import States, Texts, draft_ids
-from specrig.heads.losses import d_pace, kept_anchors, likeness, packed, probabilities
+from specrig.heads.losses import d_pace, distribution_loss, kept_anchors, packed, probabilities
 from specrig.heads.p_eagle import PEagle
 from specrig.heads.p_eagle import module as checkpoint
 from specrig.heads.teacher import Teacher, autocast, moved, rows_at_once
@@ -73,7 +73,7 @@ class PEagleLearner(AuxStatesLearner):
         return list(x.split(widths, 1))
 
     def loss(self, batch: Texts, states: Tensor, teacher_states: Tensor) -> Tensor:
-        """The weighted mean over all that is drafted of the distance of the distributions (`losses.likeness`)."""
+        """The weighted mean over all that is drafted of the distance of the distributions (`losses.distribution_loss`)."""
         model, settings = self.model, self.settings
         kept = kept_anchors(trained_entries(batch), settings.k, self.generator)  # [K, B, T]
         masks = [packed(some) for some in kept[1:]]
@@ -93,7 +93,7 @@ class PEagleLearner(AuxStatesLearner):
             right = torch.zeros(kept.shape, device=model.where)
             right[kept] = probabilities(logits, draft_ids(batch.tokens[row, entry + depth + 2], self.vocabulary))
             weights = d_pace(right, kept / share.view(-1, 1, 1))[kept]
-        return likeness(logits, likely, settings.loss, weights)
+        return distribution_loss(logits, likely, settings.loss, weights)
 
     @torch.no_grad()
     def measured(self, heldout: Texts, states: States) -> tuple[Tensor, Tensor]:

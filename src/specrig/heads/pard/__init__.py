@@ -49,6 +49,6 @@ class Pard(NeuralHead):
         """Those of a draft model."""
         return sizes.parameters
 
-    def multiplied(self, sizes: Sizes) -> float:
+    def active_parameters(self, sizes: Sizes) -> float:
         """All of them, for each copy of a position."""
         return sizes.parameters * self.copies

@@ -1,1 +1,1 @@
-"""Servers under load: the loops that send requests, the ladder of loads, and its records."""
+"""Servers under load: the loops that send requests, the sweep over loads, and its records."""

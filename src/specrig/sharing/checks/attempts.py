@@ -16,7 +16,7 @@ from specrig.sharing.checks.records import contradictions
 from specrig.study.study import Study
 
 
-def misplaced(job: Path, counted: Sequence[Located], study: Study, cells: Mapping[str, Cell]) -> Iterator[str]:
+def wrong_attempts(job: Path, counted: Sequence[Located], study: Study, cells: Mapping[str, Cell]) -> Iterator[str]:
     """A sentence for each attempt that cannot be, and for each cell of which a quieter attempt does not count.
 
     job: its folder. counted: its records. cells: name -> the study's own cell. Raises OSError and ValueError for files
