@@ -202,12 +202,29 @@ def published_by_task(folder: str) -> set[tuple[str, ...]]:
     return rows
 
 
+def published_under_load(folder: str) -> set[tuple[str, ...]]:
+    """What the pages print of a server at each load: tokens a second and the median latency, beside plain decoding's."""
+    table = pd.read_csv(ROOT / "reports/published" / folder / "tables/traffic.csv").sort_values("side")
+    rows = set()
+    for (method, k, load), sides in table.groupby(["method", "k", "load"]):
+        plain, own = sides.itertuples()
+        speedup = f"{own.speedup:.2f} [{own.speedup_low:.2f}, {own.speedup_high:.2f}]"
+        rates, latencies = (
+            (f"{own.tokens_per_s:.1f}", f"{plain.tokens_per_s:.1f}"),
+            (own.latency_p50, plain.latency_p50),
+        )
+        milliseconds = [f"{1000 * latency:.0f}" for latency in latencies]
+        rows.add((method, f"k = {k}", f"{load:.0f}", *rates, speedup, f"{own.predicted_speedup:.2f}", *milliseconds))
+    return rows
+
+
 @pytest.mark.parametrize("page", [ROOT / "README.md", *sorted((ROOT / "docs/results").glob("[!i]*.md"))], ids=name)
 def test_every_result_is_a_row_of_the_published_study(page: Path) -> None:
     folders = re.findall(r"reports/published/(amd-[\w-]+)", TEXTS[page])
     found = [row for row in tables(TEXTS[page].replace(" ‡", "").replace("**", ""), "method") if len(row) > 2]
     assert found
-    published = set.union(*(published_rows(folder) | published_by_task(folder) for folder in folders))
+    views = (published_rows, published_by_task, published_under_load)
+    published = set.union(*(view(folder) for folder in folders for view in views))
     for label, *cells in found:
         method, k = re.findall(r"^([\w]+)`?, (k = \d+)", label)[0]
         assert (method, k, *cells) in published, f"{label} is not as published"
