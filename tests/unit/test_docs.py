@@ -209,11 +209,8 @@ def published_under_load(folder: str) -> set[tuple[str, ...]]:
     for (method, k, load), sides in table.groupby(["method", "k", "load"]):
         plain, own = sides.itertuples()
         speedup = f"{own.speedup:.2f} [{own.speedup_low:.2f}, {own.speedup_high:.2f}]"
-        rates, latencies = (
-            (f"{own.tokens_per_s:.1f}", f"{plain.tokens_per_s:.1f}"),
-            (own.latency_p50, plain.latency_p50),
-        )
-        milliseconds = [f"{1000 * latency:.0f}" for latency in latencies]
+        rates = [f"{side.tokens_per_s:.1f}" for side in (own, plain)]
+        milliseconds = [f"{1000 * side.latency_p50:.0f}" for side in (own, plain)]
         rows.add((method, f"k = {k}", f"{load:.0f}", *rates, speedup, f"{own.predicted_speedup:.2f}", *milliseconds))
     return rows
 

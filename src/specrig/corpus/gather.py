@@ -27,6 +27,29 @@ SOURCES: dict[str, Callable[[int, Corpus], Iterator[Example]]] = {
 """Task -> function (seed, settings) that yields its examples, without end or until the sources are used up."""
 
 
+def _text(example: Example) -> tuple[str, str]:
+    """A text to continue, and its end."""
+    return example.prompt, example.completion
+
+
+def _request(example: Example) -> tuple[str, str]:
+    """A request to an assistant, and what it may answer."""
+    return example.instruction, example.answer
+
+
+def _explanation(example: Example) -> tuple[str, str]:
+    """A request to explain a function of `code`, and what its docstring says."""
+    signature, _, doc = example.prompt.partition('\n    """')
+    documentation = " ".join(doc.replace('"""', "").split())
+    return instructions.explanation(f"{signature}\n{example.completion}".rstrip()), documentation
+
+
+PROMPTS: dict[str, tuple[str, Callable[[Example], tuple[str, str]]]] = {
+    **{task: (task, _text) for task in TASKS},
+    **{task + CHAT: (task, _request) for task in TASKS},
+    EXPLANATION: ("code", _explanation),
+}
+"""File of held-out prompts -> the task that they are made of, and the function that gives (prompt, reference)."""
 FIELDS = ("task", "text", "prompt", "completion", "instruction")
 """What is read of a row of the corpus."""
 
@@ -49,17 +72,12 @@ def build(settings: Corpus, seed: int, out: Path) -> None:
         trained, held = gather(task, settings, seed)
         train += trained
         count = settings.prompts
-        texts = {
-            task: [(example.prompt, example.completion) for example in held[:count]],
-            task + CHAT: [(example.instruction, example.answer) for example in held[:count]],
-        }
-        if task == "code":
-            texts[EXPLANATION] = [_explanation(example) for example in held[:count]]
-        for name, pairs in texts.items():
-            prompts[name] = [
-                {"id": f"{name}-{index:03d}", "prompt": prompt, "reference": reference}
-                for index, (prompt, reference) in enumerate(pairs)
-            ]
+        for name, (source, ask) in PROMPTS.items():
+            if source == task:
+                prompts[name] = [
+                    {"id": f"{name}-{index:03d}", "prompt": prompt, "reference": reference}
+                    for index, (prompt, reference) in enumerate(map(ask, held[:count]))
+                ]
         heldout += held[count:]
     # One shuffled stream: an optimiser step sees every task, and neighbours come from different files.
     train.sort(key=lambda example: number(seed, "train order", example.prompt))
@@ -111,13 +129,6 @@ def gather(task: str, settings: Corpus, seed: int) -> tuple[list[Example], list[
         )
     clean.sort(key=lambda example: number(seed, "heldout order", example.prompt))
     return list(train.values()), clean
-
-
-def _explanation(example: Example) -> tuple[str, str]:
-    """Return (request to explain a function of `code`, what its docstring says of it)."""
-    signature, _, doc = example.prompt.partition('\n    """')
-    documentation = " ".join(doc.replace('"""', "").split())
-    return instructions.explanation(f"{signature}\n{example.completion}".rstrip()), documentation
 
 
 def read(path: Path) -> list[dict[str, str]]:

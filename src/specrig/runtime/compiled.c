@@ -268,10 +268,8 @@ INLINE void rotate(float *to, float *x, const void *norm, const Pass *p, int64_t
 enum { QUERIES = 24, SLOTS = 128 };
 #ifdef __AVX512F__
 #define SIDE(R) (R <= 3 ? 8 : R <= 6 ? 4 : 2)
-#define EACH_ROWS(OF) OF(1) OF(2) OF(3) OF(4) OF(5) OF(6) OF(7) OF(8) OF(9) OF(10) OF(11) OF(12)
 #else
 #define SIDE(R) (R == 1 ? 8 : R <= 3 ? 4 : 2)
-#define EACH_ROWS(OF) OF(1) OF(2) OF(3) OF(4) OF(5) OF(6)
 #endif
 
 /* Numbers to multiply: pairs of bfloat16 as they lie, else float32. */
@@ -304,7 +302,7 @@ INLINE lanes ones(const uint8_t *byte) {
 
 /* R queries [R, d] times each of the keys [from, to), and the highest product of each query in each place of a vector; -infinity for
  * slots that a query does not see. weights: [R, room]; from and room are multiples of W. */
-#define SCORE(R) \
+#define SCORE(R, blocks) \
     INLINE void score_##R(float *weights, int64_t room, vec *highest, const char *queries, const char *keys, \
                           const uint8_t *const *masks, int64_t from, int64_t to, int64_t d, int paired, int bf16) { \
         const float scale = 1.0f / sqrtf((float)d); \
@@ -339,18 +337,20 @@ INLINE lanes ones(const uint8_t *byte) {
             } \
             EACH(r, R) { \
                 vec found = sums(products[r]) * scale; \
-                if (masks[r] || there < W) { \
-                    uint8_t sees[W] = {0}; \
-                    if (masks[r]) memcpy(sees, masks[r] + slot, there); \
-                    else memset(sees, 1, there); \
-                    found = choose(ones(there < W ? sees : masks[r] + slot), found, never); \
+                const uint8_t *seen = masks[r] ? masks[r] + slot : 0; \
+                uint8_t last[W] = {0}; \
+                if (there < W) { \
+                    if (seen) memcpy(last, seen, there); \
+                    else memset(last, 1, there); \
+                    seen = last; \
                 } \
+                if (seen) found = choose(ones(seen), found, never); \
                 store(weights + r * room, slot, found, 0); \
                 highest[r] = choose(found > highest[r], found, highest[r]); \
             } \
         } \
     }
-EACH_ROWS(SCORE)
+TILES(SCORE)
 
 /* What a query gives each slot before it is divided by their sum: e^(its product - the highest). */
 INLINE void weigh(float *weights, vec highest, int64_t end) {
@@ -360,7 +360,7 @@ INLINE void weigh(float *weights, vec highest, int64_t end) {
 }
 
 /* Adds the slots [from, to) to the totals of R queries and to their mixed values [R, d], in the order of the slots. */
-#define MIX(R) \
+#define MIX(R, blocks) \
     INLINE void mix_##R(float *mixed, float *totals, const float *weights, int64_t room, const void *values, int64_t from, int64_t to, \
                         int64_t d, int bf16) { \
         float total[R]; \
@@ -387,7 +387,7 @@ INLINE void weigh(float *weights, vec highest, int64_t end) {
         } \
         EACH(r, R) EACH(c, count) store(mixed, r * d + i + c * W, acc[r][c], 0); \
     }
-EACH_ROWS(MIX)
+TILES(MIX)
 
 /* Attention of `count` queries [count, d] to the slots [0, end): mixed [count, d], to be divided by `totals`. What no query sees may be
  * no number and is passed over; what some do not see adds nothing to them, which changes no bit. */
@@ -398,9 +398,9 @@ INLINE void attend(float *mixed, float *totals, float *weights, int64_t room, ui
     for (int64_t slot = 0, to; slot < end; slot = to) {
         to = end - slot < SLOTS ? end : slot + SLOTS;
         PARTS(count) {
-#define CASE(R) case R: score_##R(weights + first * room, room, highest + first, queries + first * d * (paired ? 2 : 4), keys, \
+#define CASE(R, blocks) case R: score_##R(weights + first * room, room, highest + first, queries + first * d * (paired ? 2 : 4), keys, \
                                      masks + first, slot, to, d, paired, bf16); break;
-            switch (many) { EACH_ROWS(CASE) }
+            switch (many) { TILES(CASE) }
 #undef CASE
         }
     }
@@ -415,8 +415,8 @@ INLINE void attend(float *mixed, float *totals, float *weights, int64_t room, ui
         if (!seen[slot]) continue;
         while (to < end && to - slot < SLOTS && seen[to]) to++;
         PARTS(count) {
-#define CASE(R) case R: mix_##R(mixed + first * d, totals + first, weights + first * room, room, values, slot, to, d, bf16); break;
-            switch (many) { EACH_ROWS(CASE) }
+#define CASE(R, blocks) case R: mix_##R(mixed + first * d, totals + first, weights + first * room, room, values, slot, to, d, bf16); break;
+            switch (many) { TILES(CASE) }
 #undef CASE
         }
     }

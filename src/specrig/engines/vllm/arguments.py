@@ -8,8 +8,9 @@ from typing import Any
 from specrig.models.pair import PairFiles
 
 BATCHED_TOKENS = 4096
-"""Most tokens of a pass of the CPU build, what `vllm.LLM` has by default. The server's own default of 2,048 cuts the prompts of
-256 sampled requests, and vLLM 0.32 ends where a cut prompt has a seed ("CPU Generator does not use offset")."""
+"""Most tokens of a pass of the CPU build: the default of `vllm.LLM`. The server's own default of 2,048 cuts the prompts of 256
+sampled requests, and vLLM 0.32 ends where a cut prompt has a seed ("CPU Generator does not use offset").
+"""
 KV_CACHE_BYTES = 1 << 30
 """KV cache of the CPU build, unless the pair's row gives its share of memory; the default is half the machine's."""
 
@@ -24,10 +25,10 @@ def arguments(pair: PairFiles, options: Any, device: str) -> dict[str, Any]:
         "gpu_memory_utilization": pair.gpu_memory_utilization,
         "max_model_len": pair.max_model_len,
     }
-    if device == "cpu" and pair.gpu_memory_utilization is None:
-        optional["kv_cache_memory_bytes"] = KV_CACHE_BYTES
     if device == "cpu":
         optional["max_num_batched_tokens"] = BATCHED_TOKENS
+        if pair.gpu_memory_utilization is None:
+            optional["kv_cache_memory_bytes"] = KV_CACHE_BYTES
     return {
         "model": pair.target,
         "dtype": pair.dtype,
