@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from references import of_rounds
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
@@ -43,20 +43,20 @@ MADE = {"layer_skip": {"texts": 4, "tokens": 32, "most": 0.7, "candidates": 2}}
 """What nothing trains has keys of its own."""
 
 
-def recipe_of(sums: tuple[Recipe, Path], name: str) -> Recipe:
-    """The recipe of the pair, with a short training of a head."""
+def recipe_of(sums: tuple[Recipe, Path], name: str, keys: dict[str, Any] | None = None) -> Recipe:
+    """The recipe of the pair, with a short training of a head. keys: of its block; None: those of all."""
     kind = heads.trained()[name]
-    keys = SHORT if name in NEURAL else MADE.get(name)
+    keys = keys or (SHORT if name in NEURAL else MADE.get(name))
     return sums[0].model_copy(update={kind.name: kind.model_validate(keys)} if keys else {})
 
 
-def made(sums: tuple[Recipe, Path], name: str, out: Path) -> Path:
+def made(sums: tuple[Recipe, Path], name: str, out: Path, keys: dict[str, Any] | None = None) -> Path:
     """A pair's folder with the head, which is made there."""
     out.mkdir(exist_ok=True)
     for part in ("target", "draft", TEXT):
         if not (out / part).exists():
             (out / part).symlink_to(sums[1] / part)
-    fit(name, recipe_of(sums, name), sums[1] / "corpus", out, out / "target", progress=False)
+    fit(name, recipe_of(sums, name, keys), sums[1] / "corpus", out, out / "target", progress=False)
     return out
 
 
@@ -152,6 +152,29 @@ def test_it_goes_on_after_a_kill_to_the_same_bits(
     assert sorted(path.name for path in (again / name).iterdir()) == sorted(FILES)
 
 
+def test_it_goes_on_from_a_checkpoint(pair: tuple[str, Path], sums: tuple[Recipe, Path], tmp_path: Path) -> None:
+    """A step at a rate of nearly nothing leaves it as it is, with its own vocabulary."""
+    name, folder = pair
+    if name not in NEURAL:
+        return
+    kind, first = heads.trained()[name], folder / name
+    keys = SHORT | {
+        "steps": 1, "lr": 1e-12, "matrix_lr": 1e-12, "draft_vocabulary": 9, "initial_checkpoint": first,
+    }  # fmt: skip
+    again = made(sums, name, tmp_path / "pair", keys) / name
+    before, after = (load_file(each / "model.safetensors") for each in (first, again))
+    assert before.keys() == after.keys()
+    for key in before:
+        torch.testing.assert_close(after[key], before[key], rtol=1e-5, atol=1e-7)
+    assert kind.model_validate(keys).initial_checkpoint == first
+    (tmp_path / "cut").mkdir()
+    lost = next(key for key, value in before.items() if value.dim() > 1)
+    save_file({key: value for key, value in before.items() if key != lost}, tmp_path / "cut/model.safetensors")
+    (tmp_path / "cut/config.json").write_text((first / "config.json").read_text())
+    with pytest.raises(TrainingError, match=f"training.{kind.name} cannot go on from it: {lost} is missing"):
+        made(sums, name, tmp_path / "other", keys | {"initial_checkpoint": tmp_path / "cut"})
+
+
 def test_what_is_missing_is_named(sums: tuple[Recipe, Path], tmp_path: Path) -> None:
     for name in NAMES:
         recipe, corpus = recipe_of(sums, name), sums[1] / "corpus"
@@ -181,8 +204,6 @@ def test_another_target_or_another_build_is_refused(pair: tuple[str, Path], tmp_
         (tmp_path / "cut").mkdir()
         tensors = load_file(folder / name / "model.safetensors")
         lost = next(key for key, value in tensors.items() if value.dim() > 1)
-        from safetensors.torch import save_file
-
         save_file({key: value for key, value in tensors.items() if key != lost}, tmp_path / "cut/model.safetensors")
         (tmp_path / "cut/config.json").write_text((folder / name / "config.json").read_text())
         with pytest.raises(DecodingError, match=f"{lost} is missing"):

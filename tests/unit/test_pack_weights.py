@@ -35,7 +35,7 @@ def test_a_card_says_what_the_weights_are(tmp_path: Path, monkeypatch: pytest.Mo
     )
     for name, content in (
         ("config.json", {"hidden_size": 4}),
-        (TRAINED_FOR, {"target": "a target", "identity": "ab12"}),
+        (TRAINED_FOR, {"target": "a target", "identity": "ab12", "initial_checkpoint": "cd34"}),
     ):
         (models / "medusa" / name).write_text(json.dumps(content))
     # Cut after an hour, then half an hour more.
@@ -64,7 +64,7 @@ def test_a_card_says_what_the_weights_are(tmp_path: Path, monkeypatch: pytest.Mo
     ]
     card = (folder / "README.md").read_text()
     for fact in ("Medusa head", "ab12", "2 texts of 9 tokens, of which the target wrote 6", "2 steps, 2,000 tokens "
-    "seen, 1.5 hours",
+    "seen, 1.5 hours, from a head with the SHA-256 cd34",
                  "0.50, 0.25", "license: apache-2.0", "medusa="):  # fmt: skip
         assert fact in card, fact
     assert str(tmp_path / "results") not in card

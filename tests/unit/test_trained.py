@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -14,12 +15,13 @@ import yaml
 from specrig.models.pair import ModelError, PairFiles
 from specrig.planning.estimate import training
 from specrig.planning.pins import unpinned
-from specrig.provenance.environment import capture
+from specrig.provenance.environment import TRAINED_FOR, capture
 from specrig.provenance.trained_for import check_trained_for, note, noted, target_identity
 from specrig.study.load import load_study
 from specrig.study.problems import StudyError
 from specrig.study.rows import Pair
 from specrig.study.study import Study
+from specrig.training.stages import CHECKPOINT
 
 HEADER = "pair\ttarget\tdraft\tdtype\theads\tquantization\tweights\tsimulated_acceptance\n"
 MANY = [{"method": "draft_model", "k": 2}, {"method": "medusa"}, {"method": "eagle"}, {"method": "medusa_draft"}]
@@ -118,6 +120,31 @@ def test_what_cannot_be_trained_is_named_by_row(workplace: Path, rows: str, expe
         study_of(rows)
     for text in expected:
         assert text in str(caught.value)
+
+
+def test_a_training_goes_on_from_a_head_of_its_target_alone(workplace: Path) -> None:
+    target, head = model_folder("mine", vocabulary=1000), Path("heads/eagle")
+    (target / "model.safetensors").write_bytes(b"weights")
+
+    def study(methods: list[dict[str, Any]]) -> Study:
+        training = {"eagle": {"initial_checkpoint": str(head)}}
+        return study_of("own\tmodels/mine\ttrained\t\ttrained\n", methods, training=training)
+
+    with pytest.raises(StudyError) as missing:
+        study([{"method": "eagle"}])
+    assert "training.eagle.initial_checkpoint: heads/eagle holds no config.json" in str(missing.value)
+    assert study([{"method": "medusa"}]).grid.trained == [("own", "medusa")], "what is not trained needs no checkpoint"
+    head.mkdir(parents=True)
+    for file in CHECKPOINT:
+        (head / file).write_text("{}")
+    assert study([{"method": "eagle"}]).training.initial("eagle") == [head]
+    note(head, "models/mine", initial=[head])
+    about = json.loads((head / TRAINED_FOR).read_text())
+    assert about["initial_checkpoint"] == hashlib.sha256(b"{}").hexdigest()
+    assert study([{"method": "eagle"}]).training.initial("medusa") == []
+    (head / TRAINED_FOR).write_text(json.dumps(about | {"identity": "0" * 64}))
+    with pytest.raises(StudyError, match=r"initial_checkpoint: .* was trained for another target"):
+        study([{"method": "eagle"}])
 
 
 def test_a_method_whose_head_nothing_trains(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:

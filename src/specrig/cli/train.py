@@ -75,7 +75,7 @@ def train(
     _set_threads(loaded, threads)
     stages.train(model, loaded.training, corpus, folder, target, progress, device, draft)
     if model != "target":
-        note(folder / model, *_target(loaded, pair))
+        note(folder / model, *_target(loaded, pair), initial=loaded.training.initial(model))
     write_hashes(folder / model)
     parts.keep(key, folder / model, model, pair)
 
@@ -182,7 +182,8 @@ def _key(study: Study, pair: str, model: str, device: str) -> str:
 
     needs = STAGES[model].needs
     text = [study.root / "models" / pair / TEXT] if needs else []
-    return TrainedParts(study).key(model, device, [*(_folder(study, pair, part) for part in needs), *text])
+    learns_from = [*(_folder(study, pair, part) for part in needs), *text, *study.training.initial(model)]
+    return TrainedParts(study).key(model, device, learns_from)
 
 
 def _set_threads(study: Study, threads: int | None = None) -> None:

@@ -44,7 +44,7 @@ from specrig.study.overlap import prompts_in_both
 from specrig.study.study import Study
 from specrig.study.traffic import Point
 from specrig.tasks.variants import variant_of
-from specrig.training.stages import FILES, JOINT, STAGES, TEXT
+from specrig.training.stages import CHECKPOINT, FILES, JOINT, STAGES, TEXT
 
 JOB_KEYS = ("seed", "prompts", "max_new_tokens", "warmup", "repeats", "device", "threads")
 """Keys of a study that decide what a measuring job measures."""
@@ -207,7 +207,9 @@ class Rules:
     def training_inputs(self, wildcards: Wildcards) -> list[str]:
         """Files of the models from which this one is trained, and the text that the target wrote for it."""
         needs = STAGES[wildcards.model].needs
-        return self._teaching_files(wildcards.pair, needs) if needs else []
+        initial = self.study.training.initial(wildcards.model)
+        files = [str(folder / file) for folder in initial for file in CHECKPOINT]
+        return [*self._teaching_files(wildcards.pair, needs), *files] if needs else []
 
     def joint_inputs(self, wildcards: Wildcards) -> list[str]:
         """Files from which a target and its Medusa heads are trained together: the base pair's models and text."""

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from specrig.settings import Settings
+from specrig.settings import AnyPath, Settings
 
 LEARNING = 3
 """Forward and backward pass in forward passes (Kaplan et al., 2001.08361, section 2.1)."""
@@ -121,6 +121,10 @@ class NeuralHead(HeadRecipe):
     """Sequences of the corpus to learn from, besides the target's own text."""
     draft_vocabulary: int | None = Field(default=None, ge=1)
     """So many of the target's tokens can be drafted, those it most often writes (FR-Spec, 2502.14856); null: all."""
+    initial_checkpoint: AnyPath | None = None
+    """Folder of a head of the same kind, shape and target, from which training goes on, for instance on further text.
+    Its vocabulary stays, whatever `draft_vocabulary` says. null: heads begin as linear maps.
+    """
 
     def drafted(self, sizes: Sizes) -> int:
         """Tokens that can be drafted."""

@@ -5,7 +5,7 @@ belong.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -43,6 +43,16 @@ def read(folder: Path) -> dict[str, Tensor]:
         tensors: dict[str, Tensor] = torch.load(older, map_location="cpu", weights_only=True)
         return tensors
     return load_file(folder / "model.safetensors")
+
+
+def drafted_tokens(config: Mapping[str, Any], tensors: dict[str, Tensor]) -> Tensor | None:
+    """The rising ids `[Vd]` of the tokens that a checkpoint drafts, in whichever of the three forms it names them;
+    None: all. config: its config.json.
+    """
+    if "d2t" in tensors:
+        return tensors["d2t"] + torch.arange(len(tensors["d2t"]))
+    listed = (config.get("specrig") or {}).get("drafted")
+    return torch.tensor(listed) if listed is not None else tensors.get("token_map")
 
 
 @contextmanager

@@ -11,7 +11,8 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
-from specrig.heads.base import NeuralHead
+from specrig.heads.base import NeuralHead, TrainingError
+from specrig.heads.checkpoint import faults
 from specrig.heads.teacher import Teacher
 
 
@@ -83,6 +84,22 @@ class Learner(nn.Module, ABC):
     def outer(self) -> Iterable[Tensor]:
         """Its matrices over the vocabulary that the optimiser does not know by name."""
         return ()
+
+    @abstractmethod
+    def tensors(self) -> dict[str, Tensor]:
+        """The weights under the checkpoint's names; a part of a fused matrix is a view of it."""
+
+    def restore(self, found: dict[str, Tensor]) -> None:
+        """Become the head of a checkpoint with these tensors. It is called after `prepare`.
+
+        Raises TrainingError where the checkpoint has another shape.
+        """
+        own = self.tensors()
+        if wrong := faults(found, {name: tuple(tensor.shape) for name, tensor in own.items()}):
+            raise TrainingError(wrong)
+        for name, tensor in own.items():
+            if tensor.requires_grad:  # others are the model's own
+                tensor.detach().copy_(found[name])
 
     @abstractmethod
     def save(self, folder: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from specrig.models import gguf, hub
 from specrig.models.gate import json_object
 from specrig.models.pair import ModelError, PairFiles
 from specrig.provenance.environment import TRAINED_FOR, model_digest
+
+WEIGHTS = "model.safetensors"
 
 
 def target_identity(target: str, revision: str | None = None) -> str:
@@ -35,12 +38,17 @@ def target_identity(target: str, revision: str | None = None) -> str:
     return model_digest(str(folder))["sha256"]
 
 
-def note(folder: Path, target: str, revision: str | None = None) -> None:
-    """Write beside the trained model in `folder` which target it was trained for."""
+def note(folder: Path, target: str, revision: str | None = None, initial: Iterable[Path] = ()) -> None:
+    """Write beside the trained model in `folder` which target it was trained for, and the SHA-256 of the weights that
+    its training began from: those in the folder `initial`, if there is one.
+    """
     about = {
         "target": Path(target).name if Path(target).is_dir() else target,
         "identity": target_identity(target, revision),
     }
+    for begun in initial:
+        with (begun / WEIGHTS).open("rb") as file:
+            about["initial_checkpoint"] = hashlib.file_digest(file, "sha256").hexdigest()
     (folder / TRAINED_FOR).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
 
 

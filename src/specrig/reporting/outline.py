@@ -257,6 +257,7 @@ OUTLINE = (
             Table("efficiency", lambda results: results.efficiency),
             Text(lambda results: results.low_efficiency, warning=True),
         ),
+        condition=lambda results: results.cells["efficiency"].notna().any(),
     ),
     Section(
         "break_even",

@@ -36,7 +36,9 @@ def sentence(audit: pd.DataFrame) -> str:
     claimed = audit[~lossy & ~baseline]
     failed = claimed[~claimed["passed"].astype(bool)]
     methods = claimed["method"].nunique()
-    if failed.empty:
+    if failed.empty and len(claimed) == 1:
+        text = "The test of the method that claims to be lossless passed."
+    elif failed.empty:
         text = f"All {len(claimed)} tests of the {methods} methods that claim to be lossless passed."
     else:
         names = ", ".join(sorted({method_name(name) for name in failed["method"]}))

@@ -80,7 +80,13 @@ DEFINITIONS = {
 def extent(cells: pd.DataFrame, of: str = "") -> str:
     """How many cells were measured with how many prompts. of: what a cell is, in words."""
     prompts = " or ".join(str(count) for count in sorted({int(count) for count in cells["prompts"]}))
-    return f"{len(cells)} cells{of} with {prompts} prompts each" if len(cells) else "no cell was measured"
+    if not len(cells):
+        return "no cell was measured"
+    return (
+        f"1 cell{of} with {prompts} prompts"
+        if len(cells) == 1
+        else f"{len(cells)} cells{of} with {prompts} prompts each"
+    )
 
 
 def scope(cells: pd.DataFrame, tasks: list[str]) -> str:

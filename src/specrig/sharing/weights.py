@@ -27,14 +27,13 @@ from specrig.decoding.drafters import registry
 from specrig.heads.base import TrainingError
 from specrig.models.pair import first_line
 from specrig.provenance.environment import TRAINED_FOR, processor
-from specrig.provenance.trained_for import noted
+from specrig.provenance.trained_for import WEIGHTS, noted
 from specrig.results.grid import measured, number
 from specrig.results.labels import DISTURBED_NOTE
 from specrig.study.study import Study
 from specrig.training.stages import FILES, TEXT
 
 CARD = "README.md"
-WEIGHTS = "model.safetensors"
 
 
 def pack_weights(study: Study, pair: str, model: str, to: Path, licence: str) -> Path:
@@ -93,6 +92,8 @@ def _card(study: Study, pair: str, model: str, folder: Path, licence: str) -> st
         "Machine": f"{machine['model']}, {machine['cores']} cores; SpecRig {__version__}",
         "Licence": licence,
     }
+    if begun := about.get("initial_checkpoint"):
+        facts["Training"] += f", from a head with the SHA-256 {begun}"
     for line in last:
         depths = ", ".join(f"{share:.2f}" for share in line["acceptance"])
         facts["Held-out text of the same kinds"] = f"tokens 1 to {len(line['acceptance'])} right in {depths} of cases"

@@ -31,7 +31,14 @@ from specrig.study.problems import (
 )
 from specrig.study.rows import Pair, Task, read_rows
 from specrig.study.study import Study
-from specrig.study.table_checks import check_cells, check_pairs, check_refusals, check_tasks, check_trained
+from specrig.study.table_checks import (
+    check_cells,
+    check_initial_checkpoints,
+    check_pairs,
+    check_refusals,
+    check_tasks,
+    check_trained,
+)
 from specrig.tasks.variants import variants
 
 _EVALUATIONS = "remove the line: heads are measured twice, halfway through their training and at its end"
@@ -69,6 +76,7 @@ def load_study(config: dict[str, Any] | Path, files: Sequence[Path] = ()) -> Stu
     check_cells(study, problems)
     check_pairs(study, problems)
     check_trained(study, problems)
+    check_initial_checkpoints(study, problems)
     check_tasks(study, problems)
     check_folders(study, problems)
     problems.stop()

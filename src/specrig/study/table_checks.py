@@ -12,6 +12,7 @@ from pathlib import Path
 
 from specrig.corpus.example import PROMPT_FILES
 from specrig.engines import registry as engines
+from specrig.heads import trained
 from specrig.models import facts, gguf
 from specrig.models.gate import check_decoder, check_vocabulary, without_chat_template
 from specrig.models.pair import ModelError
@@ -23,7 +24,7 @@ from specrig.tasks import PromptError, packages
 from specrig.tasks.lengths import check_lengths
 from specrig.tasks.scorers import registry as scorers
 from specrig.tasks.variants import variant_of
-from specrig.training.stages import STAGES
+from specrig.training.stages import CHECKPOINT, STAGES
 
 HEADS = [name for name in STAGES if name not in ("target", "draft")]
 
@@ -154,6 +155,29 @@ def check_trained(study: Study, problems: Problems) -> None:
             if maker is not None and (mistake := _training_mistake(row, part, maker, rows)) is not None:
                 column = "draft" if part == "draft" else "heads"
                 problems.row(file, None, f"row {name!r}, {column}", *mistake)
+
+
+def check_initial_checkpoints(study: Study, problems: Problems) -> None:
+    """Add a problem for each checkpoint that a training is to go on from, and that is not there or was trained for
+    another target.
+    """
+    for pair, model in study.grid.trained:
+        for folder in study.training.initial(model):
+            key = ["training", trained()[model].name, "initial_checkpoint"]
+            lacking = [file for file in CHECKPOINT if not (folder / file).is_file()]
+            if lacking:
+                reason = f"{folder} holds no {' and no '.join(lacking)}"
+                problems.key(
+                    key, reason, "name the folder of a head, seen from where the command runs, or leave it out"
+                )
+                continue
+            files = study.paths.pair_files(pair, study.root)
+            target = study.rows.pairs[pair].gguf.get("target", files.target)
+            try:
+                if gguf.is_gguf(target) or Path(target).expanduser().is_dir():
+                    check_trained_for(replace(files.only([]), target=target, heads={model: folder}))
+            except ModelError as error:
+                problems.key(key, str(error), "name a head of this target")
 
 
 def _training_mistake(row: Pair, part: str, maker: str, rows: dict[str, Pair]) -> tuple[str, str] | None:

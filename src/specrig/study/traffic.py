@@ -51,8 +51,10 @@ class Traffic(Settings):
 
     @property
     def of_a_point(self) -> dict[str, Any]:
-        """What decides the requests of each point: neither the other loads nor the limits that tables count by."""
-        return self.model_dump(exclude={"goodput", "concurrency", "rate"})
+        """What decides the requests of each point and its server: of the other loads only how many requests the server
+        decodes at once, not the limits that tables count by.
+        """
+        return self.model_dump(exclude={"goodput", "concurrency", "rate"}) | {"slots": self.slots}
 
     @property
     def slots(self) -> int:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from specrig import heads
 from specrig.heads import acceptance
 from specrig.heads.base import NeuralHead, TrainingError
+from specrig.heads.checkpoint import drafted_tokens, read, reading
 from specrig.heads.learner import Learner, States, Texts
 from specrig.heads.teacher import Teacher, copy_tokenizer, load_teacher, moved
 from specrig.runtime.types import DecodingError
@@ -53,7 +55,9 @@ def fit(
     of = present(draft or models / "draft", "draft") if heads.of_draft(name) else target
     settings, key = (
         recipe.head(kind.name),
-        training_key(recipe, corpus_dir, models, *dict.fromkeys((of, present(target, "target")))),
+        training_key(
+            recipe, corpus_dir, models, *dict.fromkeys((of, present(target, "target"), *recipe.initial(name)))
+        ),
     )
     try:
         if not isinstance(settings, NeuralHead):
@@ -63,19 +67,50 @@ def fit(
             return
         teacher = load_teacher(target, where)
         model = teacher if of == target else load_teacher(of, where)
-        learner = _made(name, recipe, model, teacher, text, heads.learner_class(name))
+        initial = _initial(settings, kind.title)
+        learner = _made(name, recipe, model, teacher, text, heads.learner_class(name), initial)
         with training(models / name, settings.steps, progress, key) as run:
             schedule = _schedule(settings, settings.steps, settings.lr, settings.matrix_lr)
             parts = {"head": (learner, Optimizer(learner, schedule, learner.outer()))}
-            learn(learner, parts, Lesson(recipe, text, corpus_dir, of, target), run)
+            tensors = None if initial is None else initial.tensors
+            learn(learner, parts, Lesson(recipe, text, corpus_dir, of, target, tensors), run)
     except DecodingError as error:
         raise TrainingError(f"{target}: {error}") from error
 
 
-def _made(name: str, recipe: Recipe, model: Teacher, teacher: Teacher, text: TargetText, made: Any) -> Learner:
-    """An untrained head of the class `made`."""
+@dataclass(frozen=True, slots=True)
+class Initial:
+    """The checkpoint from which a training goes on."""
+
+    tensors: dict[str, Tensor]
+    vocabulary: Tensor | None
+    """See `drafted_tokens`."""
+
+
+def _initial(settings: NeuralHead, title: str) -> Initial | None:
+    """The checkpoint that the recipe names. Raises DecodingError where its folder holds none."""
+    if settings.initial_checkpoint is None:
+        return None
+    folder = settings.initial_checkpoint.expanduser()
+    with reading(folder, f"{title} head"):
+        tensors = read(folder)
+        return Initial(tensors, drafted_tokens(json.loads((folder / "config.json").read_bytes()), tensors))
+
+
+def _made(
+    name: str,
+    recipe: Recipe,
+    model: Teacher,
+    teacher: Teacher,
+    text: TargetText,
+    made: Any,
+    initial: Initial | None = None,
+) -> Learner:
+    """An untrained head of the class `made`, of the vocabulary of `initial` where there is one."""
     settings = recipe.head(heads.trained()[name].name)
     vocabulary = frequent(text.train, settings.draft_vocabulary, model.vocabulary)
+    if initial is not None:
+        vocabulary = initial.vocabulary
     found: Learner = made(settings, model, teacher, vocabulary, recipe.seed + 3).to(model.where)
     return found
 
@@ -95,6 +130,8 @@ class Lesson:
     """The folder of the model that gets the head."""
     target: Path
     """The folder of its teacher."""
+    initial: dict[str, Tensor] | None = None
+    """The weights from which the head goes on; None: it begins untrained."""
 
 
 def learn(
@@ -126,6 +163,8 @@ def learn(
     if frozen:
         heldout_states = stored(folder, reads, text.heldout, learner.aux_layers)
         learner.prepare(texts, states)
+    if lesson.initial is not None:
+        _restore(learner, lesson.initial)
 
     def evaluate(step: int) -> None:
         found = acceptance.report(*learner.measured(text.heldout, heldout_states))
@@ -147,6 +186,15 @@ def learn(
     learner.save(run.folder)
 
 
+def _restore(learner: Learner, tensors: dict[str, Tensor]) -> None:
+    try:
+        learner.restore(tensors)
+    except TrainingError as error:
+        folder, name = learner.settings.initial_checkpoint, learner.settings.name
+        fix = "name a head of the same kind, shape and target, or correct the block"
+        raise TrainingError(f"{folder}: training.{name} cannot go on from it: {error}; {fix}") from error
+
+
 def train_jointly(
     recipe: Recipe, corpus_dir: Path, base: Path, models: Path, target: Path, progress: bool, device: str = "cpu"
 ) -> None:
@@ -159,7 +207,7 @@ def train_jointly(
     text, where = read_text(base), training_device(device)
     model = load_teacher(present(target, "target"), where, learns=True)
     learner: Any = _made("medusa", recipe, model, model, text, heads.part("medusa", "joint").Joint)
-    learner.restore(present(base / "medusa", "medusa"))
+    learner.restore(read(present(base / "medusa", "medusa")))
     settings, joint = learner.settings, learner.settings.joint
     lesson = Lesson(recipe, text, corpus_dir, target, target)
     key = training_key(recipe, corpus_dir, base, target)

@@ -6,12 +6,13 @@ Budgets are counted in optimiser steps, never in seconds, so a recipe gives the 
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, create_model, model_validator
 
 from specrig.corpus.recipe import Corpus
-from specrig.heads import registry
+from specrig.heads import registry, trained
 from specrig.heads.base import HeadRecipe
 from specrig.settings import AnyPath, Settings
 from specrig.training.prompt_sources import CORPUS, OwnRequests, PromptSource
@@ -166,6 +167,12 @@ class Training(Settings):
     def head(self, name: str) -> Any:
         """The block of a kind of head, an instance of its `HeadRecipe`."""
         return getattr(self, name) if name in type(self).model_fields else registry()[name]()
+
+    def initial(self, name: str) -> list[Path]:
+        """The folder of the checkpoint from which the training of the head `name` goes on; none for other models."""
+        kind = trained().get(name)
+        folder = None if kind is None else getattr(self.head(kind.name), "initial_checkpoint", None)
+        return [] if folder is None else [folder.expanduser()]
 
     @property
     def sources(self) -> tuple[PromptSource, ...]:

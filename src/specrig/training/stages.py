@@ -14,7 +14,9 @@ from specrig import heads
 from specrig.heads.base import HeadRecipe
 from specrig.training.recipe import Recipe
 
-FILES = ("config.json", "model.safetensors", "training.jsonl")
+CHECKPOINT = ("config.json", "model.safetensors")
+"""Files from which a training can go on (`initial_checkpoint`)."""
+FILES = (*CHECKPOINT, "training.jsonl")
 """Files that every trained model has (target and draft have a tokenizer and a generation config besides)."""
 TEXT = "text.safetensors"
 """In a pair's folder: what its target wrote (`training.target_text`)."""

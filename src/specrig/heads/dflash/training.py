@@ -129,7 +129,7 @@ class DFlashLearner(Learner):
         evaluated = [ahead(written[:, 1:], depth) & written[:, :-1] for depth in range(depths)]
         return torch.stack([torch.cat(parts) for parts in right]), torch.stack(evaluated)
 
-    def save(self, folder: Path) -> None:
+    def tensors(self) -> dict[str, Tensor]:
         """See `Learner`."""
         found: dict[str, Tensor] = {
             "fc.weight": self.fc,
@@ -139,4 +139,8 @@ class DFlashLearner(Learner):
         for index, layer in enumerate(self.layers):
             assert isinstance(layer, TrainedLayer)
             found |= layer.tensors(f"layers.{index}")
-        checkpoint.save(folder, self.config, found)
+        return found
+
+    def save(self, folder: Path) -> None:
+        """See `Learner`."""
+        checkpoint.save(folder, self.config, self.tensors())

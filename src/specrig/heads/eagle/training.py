@@ -150,9 +150,11 @@ class LayerLearner(Learner):
         evaluated = [ahead(choices[:, 2:], step) & choices[:, 1:-1] for step in range(acceptance.DEPTH)]
         return torch.stack([ahead(torch.cat(parts), step) for step, parts in enumerate(right)]), torch.stack(evaluated)
 
-    @abstractmethod
-    def tensors(self) -> dict[str, Tensor]:
-        """The weights under the checkpoint's names."""
+    @torch.no_grad()
+    def restore(self, found: dict[str, Tensor]) -> None:
+        """See `Learner`; `fc` reads what is divided."""
+        super().restore(found)
+        self.fc.copy_(found["fc.weight"].to(self.fc.device) * self.scale)
 
 
 def _visible(T: int, step: int, where: torch.device) -> Tensor:
@@ -228,7 +230,7 @@ class EagleLearner(LayerLearner):
         return total / settings.rollout
 
     def tensors(self) -> dict[str, Tensor]:
-        """See `LayerLearner`."""
+        """See `Learner`."""
         return {"fc.weight": self.stored_fc()} | self.layer.tensors("layers.0")
 
     def save(self, folder: Path) -> None:

@@ -65,7 +65,7 @@ class AuxStatesLearner(LayerLearner):
         return F.linear(F.rms_norm(predicted, predicted.shape[-1:], self.norm, self.eps), self.lm_head)
 
     def tensors(self) -> dict[str, Tensor]:
-        """See `LayerLearner`."""
+        """See `Learner`."""
         own = {
             "midlayer.input_layernorm.weight": self.embedding_norm,
             "midlayer.hidden_norm.weight": self.feature_norm,

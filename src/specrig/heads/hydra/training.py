@@ -60,7 +60,7 @@ class HydraLearner(DepthLearner):
         return self.output(self.heads[head](self.inputs(head, states, tokens, at)))
 
     def tensors(self) -> dict[str, Tensor]:
-        """The weights under the checkpoint's names."""
+        """See `Learner`."""
         found = self.shared_tensors()
         for index, head in enumerate(self.heads):
             assert isinstance(head, Head)

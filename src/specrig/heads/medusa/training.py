@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - its usual name
 
@@ -222,7 +221,7 @@ class MedusaLearner(DepthLearner):
         return super().measured(heldout, states)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The weights under the checkpoint's names."""
+        """See `Learner`."""
         found = self.shared_tensors()
         for index, head in enumerate(self.heads):
             assert isinstance(head, Head)
@@ -230,14 +229,6 @@ class MedusaLearner(DepthLearner):
             if head.lm_head is not None:
                 found[f"lm_heads.{index}.weight"] = head.lm_head
         return found | ({"lm_head.weight": self.output.weight} if self.shared else {})
-
-    def restore(self, folder: Path) -> None:
-        """Become the heads of a checkpoint that was made with the same settings."""
-        found = load_file(folder / "model.safetensors")
-        with torch.no_grad():
-            for name, tensor in self.tensors().items():
-                if isinstance(tensor, nn.Parameter):
-                    tensor.copy_(found[name])
 
     def save(self, folder: Path) -> None:
         """See `Learner`."""

@@ -114,12 +114,18 @@ class PEagleLearner(AuxStatesLearner):
         return torch.stack([torch.cat(parts) for parts in right]), torch.stack(evaluated)
 
     def tensors(self) -> dict[str, Tensor]:
-        """See `LayerLearner`."""
+        """See `Learner`."""
         found = super().tensors() | {"mask_hidden": (self.mask_hidden * self.scale).unsqueeze(0)}
         for index, layer in enumerate(self.further, 1):
             assert isinstance(layer, TrainedLayer)
             found |= layer.tensors(f"layers.{index}")
         return found
+
+    @torch.no_grad()
+    def restore(self, found: dict[str, Tensor]) -> None:
+        """See `Learner`; what stands for the target's states is divided like them."""
+        super().restore(found)
+        self.mask_hidden.copy_(found["mask_hidden"][0].to(self.scale.device) / self.scale)
 
     def save(self, folder: Path) -> None:
         """See `Learner`."""

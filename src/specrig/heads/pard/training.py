@@ -153,6 +153,10 @@ class PardLearner(Learner):
         evaluated = [ahead(heldout.written[:, 1:], depth) & heldout.written[:, :-1] for depth in range(depths)]
         return right, torch.stack(evaluated)
 
+    def tensors(self) -> dict[str, Tensor]:
+        """See `Learner`."""
+        return dict(self.draft.named_parameters())
+
     def save(self, folder: Path) -> None:
         """See `Learner`."""
         checkpoint.save(folder, self.draft, self.mask, **self.noted)
