@@ -1,8 +1,8 @@
 """Wrong samplers, to try the audit on: each is the real code with a line of it changed, planted where the real loop
 calls it.
 
-`python tests/unit/flaws.py` tries all of them and prints a line for each (docs/audit_evidence.md holds the table); with 2/4 the
-second quarter, with 1/1 and names of METHODS those alone.
+`python tests/unit/flaws.py` tries all of them and prints a line for each (docs/audit_evidence.md holds the table); with
+2/4 the second quarter, with 1/1 and names of METHODS those alone.
 """
 
 from __future__ import annotations

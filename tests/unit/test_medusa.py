@@ -320,3 +320,20 @@ def test_joint_training_yields_a_target_and_its_heads(pair: tuple[Recipe, Path],
     for name in ("target", "medusa"):
         rows = [json.loads(line) for line in (tmp_path / "joint" / name / "training.jsonl").read_text().splitlines()]
         assert [row["step"] for row in rows if "loss" in row] == list(range(1, SETTINGS.joint.steps + 1))
+
+
+def test_joint_training_keeps_the_vocabulary_of_the_heads(pair: tuple[Recipe, Path], tmp_path: Path) -> None:
+    """It is the checkpoint's, not the one that the text would give now."""
+    recipe, folder = pair
+    base = tmp_path / "base"
+    base.mkdir()
+    for name in ("target", TEXT):
+        (base / name).symlink_to(folder / name)
+    first, then = (
+        recipe.model_copy(update={"medusa": SETTINGS.model_copy(update={"draft_vocabulary": drafted})})
+        for drafted in (40, 30)
+    )
+    fit("medusa", first, folder / "corpus", base, base / "target", progress=False)
+    train_jointly(then, folder / "corpus", base, tmp_path / "joint", base / "target", progress=False)
+    alone, joint = (load_file(each / "medusa/model.safetensors")["token_map"] for each in (base, tmp_path / "joint"))
+    assert len(alone) == 40 and torch.equal(joint, alone)

@@ -22,7 +22,9 @@ from specrig.measurement.traffic.records import Turn, first_answers
 DIGITS = {"float32": 23, "float16": 10, "bfloat16": 7}
 """Binary digits behind the point of a precision's numbers."""
 TIE_UNITS = {"float32": 1024.0, "float16": 8.0, "bfloat16": 8.0}
-"""Largest gap between two logits that counts as a tie, in units of `spacing` at the larger one (docs/audit_evidence.md)."""
+"""Largest gap between two logits that counts as a tie, in units of `spacing` at the larger one
+(docs/audit_evidence.md).
+"""
 
 IDENTITY, UNDER_LOAD = "token identity", "token identity under load"
 """Names of the tests: of records, and of servers' answers to many requests at once."""

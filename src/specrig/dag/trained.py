@@ -13,14 +13,13 @@ import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from hashlib import file_digest
 from importlib.metadata import version
 from pathlib import Path
 
 from specrig.cell import digest
 from specrig.measurement.quarantine import HASHES, damaged_files, write_hashes
 from specrig.provenance.digests import code_digest
-from specrig.provenance.environment import model_digest
+from specrig.provenance.environment import file_sha256, model_digest
 from specrig.study.study import Study
 from specrig.training.stages import STAGES, TEXT, Stage
 
@@ -168,10 +167,7 @@ def _content(path: Path) -> str:
     """Digest of a file or of a model folder; "" for what is not there, which the training will say."""
     if path.is_dir():
         return model_digest(str(path))["sha256"]
-    if not path.is_file():
-        return ""
-    with path.open("rb") as file:
-        return file_digest(file, "sha256").hexdigest()
+    return file_sha256(path) if path.is_file() else ""
 
 
 def _about(kept: Path) -> tuple[str, str]:

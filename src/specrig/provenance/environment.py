@@ -93,11 +93,17 @@ def model_digest(source: str) -> dict[str, str]:
     return {"sha256": total.hexdigest()}
 
 
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a file's content, in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def _file_digest(path: Path) -> str:
     size = path.stat().st_size
+    if size <= FULL_HASH_LIMIT:
+        return file_sha256(path)
     with path.open("rb") as file:
-        if size <= FULL_HASH_LIMIT:
-            return hashlib.file_digest(file, "sha256").hexdigest()
         ends = file.read(1 << 20)
         file.seek(-(1 << 20), os.SEEK_END)
         return hashlib.sha256(ends + file.read() + str(size).encode()).hexdigest()

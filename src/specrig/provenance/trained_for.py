@@ -7,7 +7,6 @@ verifier hides the mistake.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 from specrig.models import gguf, hub
 from specrig.models.gate import json_object
 from specrig.models.pair import ModelError, PairFiles
-from specrig.provenance.environment import TRAINED_FOR, model_digest
+from specrig.provenance.environment import TRAINED_FOR, file_sha256, model_digest
 
 WEIGHTS = "model.safetensors"
 
@@ -28,8 +27,7 @@ def target_identity(target: str, revision: str | None = None) -> str:
     file; of another folder that of its files; of a hub id the commit. Raises ModelError for a target that is not there.
     """
     if gguf.is_gguf(target):
-        with gguf.located(target).open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return file_sha256(gguf.located(target))
     if not Path(target).expanduser().is_dir():
         return hub.fetch(target, "config.json", revision).parent.name  # in the cache a file lies in snapshots/<commit>
     folder = Path(target).expanduser()
@@ -47,8 +45,7 @@ def note(folder: Path, target: str, revision: str | None = None, initial: Iterab
         "identity": target_identity(target, revision),
     }
     for begun in initial:
-        with (begun / WEIGHTS).open("rb") as file:
-            about["initial_checkpoint"] = hashlib.file_digest(file, "sha256").hexdigest()
+        about["initial_checkpoint"] = file_sha256(begun / WEIGHTS)
     (folder / TRAINED_FOR).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
 
 

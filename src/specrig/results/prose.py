@@ -82,11 +82,9 @@ def extent(cells: pd.DataFrame, of: str = "") -> str:
     prompts = " or ".join(str(count) for count in sorted({int(count) for count in cells["prompts"]}))
     if not len(cells):
         return "no cell was measured"
-    return (
-        f"1 cell{of} with {prompts} prompts"
-        if len(cells) == 1
-        else f"{len(cells)} cells{of} with {prompts} prompts each"
-    )
+    if len(cells) == 1:
+        return f"1 cell{of} with {prompts} prompts"
+    return f"{len(cells)} cells{of} with {prompts} prompts each"
 
 
 def scope(cells: pd.DataFrame, tasks: list[str]) -> str:

@@ -6,7 +6,6 @@ text, steps, hours, held-out acceptance; and where a study measured the model, i
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import shutil
@@ -26,7 +25,7 @@ from specrig.analysis.disturbance import disturbed
 from specrig.decoding.drafters import registry
 from specrig.heads.base import TrainingError
 from specrig.models.pair import first_line
-from specrig.provenance.environment import TRAINED_FOR, processor
+from specrig.provenance.environment import TRAINED_FOR, file_sha256, processor
 from specrig.provenance.trained_for import WEIGHTS, noted
 from specrig.results.grid import measured, number
 from specrig.results.labels import DISTURBED_NOTE
@@ -86,7 +85,7 @@ def _card(study: Study, pair: str, model: str, folder: Path, licence: str) -> st
     facts = {
         "Target": f"`{target}`, SHA-256 {about['identity']}",
         "Size": f"{parameters / 1e6:.1f} million parameters, {weights.stat().st_size / 1e6:.1f} MB in bfloat16",
-        "SHA-256": hashlib.sha256(weights.read_bytes()).hexdigest(),
+        "SHA-256": file_sha256(weights),
         "Learnt from": _text(study.root / "models" / pair / TEXT),
         "Training": f"{steps:,} steps, {seen:,} tokens seen, {hours:.1f} hours",
         "Machine": f"{machine['model']}, {machine['cores']} cores; SpecRig {__version__}",

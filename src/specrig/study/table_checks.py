@@ -126,20 +126,28 @@ def _folders_fault(study: Study, name: str) -> str | None:
         for column, model in (("target", row.target), ("draft", row.draft))
         if model is not None and (Path(model).expanduser() / "config.json").is_file()
     }
-    # The file that a target is converted from is there before its folder.
-    target = row.gguf.get("target", files.target)
-    at_hand = target in row.gguf.values() or Path(target).expanduser().is_dir()
+    target = _target_at_hand(study, name)
     parts = [part for part in files.sources if part != "target" and row.trained_in(part) is None]
     try:
         for folder in local.values():
             check_decoder(folder)
         if len(local) == 2 and row.weights != "random":
             check_vocabulary(local["target"], local["draft"])
-        if at_hand and row.trained_in("target") is None:
+        if target is not None and row.trained_in("target") is None:
             check_trained_for(replace(files.only(parts), target=target))
     except ModelError as error:
         return str(error)
     return None
+
+
+def _target_at_hand(study: Study, name: str) -> str | None:
+    """A pair's target on this disk: its folder, or the file from which it is converted, which is there before its
+    folder. None: it is neither.
+    """
+    row, folder = study.rows.pairs[name], study.paths.pair_files(name, study.root).target
+    if "target" in row.gguf:
+        return row.gguf["target"]
+    return folder if Path(folder).expanduser().is_dir() else None
 
 
 def check_trained(study: Study, problems: Problems) -> None:
@@ -171,11 +179,12 @@ def check_initial_checkpoints(study: Study, problems: Problems) -> None:
                     key, reason, "name the folder of a head, seen from where the command runs, or leave it out"
                 )
                 continue
+            target = _target_at_hand(study, pair)
+            if target is None:
+                continue  # the hub's is checked when its job starts
             files = study.paths.pair_files(pair, study.root)
-            target = study.rows.pairs[pair].gguf.get("target", files.target)
             try:
-                if gguf.is_gguf(target) or Path(target).expanduser().is_dir():
-                    check_trained_for(replace(files.only([]), target=target, heads={model: folder}))
+                check_trained_for(replace(files.only([]), target=target, heads={model: folder}))
             except ModelError as error:
                 problems.key(key, str(error), "name a head of this target")
 

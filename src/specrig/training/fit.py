@@ -67,13 +67,15 @@ def fit(
             return
         teacher = load_teacher(target, where)
         model = teacher if of == target else load_teacher(of, where)
-        initial = _initial(settings, kind.title)
-        learner = _made(name, recipe, model, teacher, text, heads.learner_class(name), initial)
+        initial = next((_initial(folder, kind.title) for folder in recipe.initial(name)), None)
+        vocabulary = frequent(text.train, settings.draft_vocabulary, model.vocabulary)
+        if initial is not None:
+            vocabulary = initial.vocabulary
+        learner = heads.learner_class(name)(settings, model, teacher, vocabulary, recipe.seed + 3).to(model.where)
         with training(models / name, settings.steps, progress, key) as run:
             schedule = _schedule(settings, settings.steps, settings.lr, settings.matrix_lr)
             parts = {"head": (learner, Optimizer(learner, schedule, learner.outer()))}
-            tensors = None if initial is None else initial.tensors
-            learn(learner, parts, Lesson(recipe, text, corpus_dir, of, target, tensors), run)
+            learn(learner, parts, Lesson(recipe, text, corpus_dir, of, target, initial), run)
     except DecodingError as error:
         raise TrainingError(f"{target}: {error}") from error
 
@@ -87,32 +89,11 @@ class Initial:
     """See `drafted_tokens`."""
 
 
-def _initial(settings: NeuralHead, title: str) -> Initial | None:
-    """The checkpoint that the recipe names. Raises DecodingError where its folder holds none."""
-    if settings.initial_checkpoint is None:
-        return None
-    folder = settings.initial_checkpoint.expanduser()
+def _initial(folder: Path, title: str) -> Initial:
+    """The checkpoint in `folder`. Raises DecodingError where it holds none."""
     with reading(folder, f"{title} head"):
         tensors = read(folder)
         return Initial(tensors, drafted_tokens(json.loads((folder / "config.json").read_bytes()), tensors))
-
-
-def _made(
-    name: str,
-    recipe: Recipe,
-    model: Teacher,
-    teacher: Teacher,
-    text: TargetText,
-    made: Any,
-    initial: Initial | None = None,
-) -> Learner:
-    """An untrained head of the class `made`, of the vocabulary of `initial` where there is one."""
-    settings = recipe.head(heads.trained()[name].name)
-    vocabulary = frequent(text.train, settings.draft_vocabulary, model.vocabulary)
-    if initial is not None:
-        vocabulary = initial.vocabulary
-    found: Learner = made(settings, model, teacher, vocabulary, recipe.seed + 3).to(model.where)
-    return found
 
 
 def _schedule(settings: NeuralHead, steps: int, lr: float, matrix_lr: float) -> Optimisation:
@@ -130,8 +111,8 @@ class Lesson:
     """The folder of the model that gets the head."""
     target: Path
     """The folder of its teacher."""
-    initial: dict[str, Tensor] | None = None
-    """The weights from which the head goes on; None: it begins untrained."""
+    initial: Initial | None = None
+    """The checkpoint from which the head goes on; None: it begins untrained."""
 
 
 def learn(
@@ -164,7 +145,7 @@ def learn(
         heldout_states = stored(folder, reads, text.heldout, learner.aux_layers)
         learner.prepare(texts, states)
     if lesson.initial is not None:
-        _restore(learner, lesson.initial)
+        _restore(learner, lesson.initial.tensors)
 
     def evaluate(step: int) -> None:
         found = acceptance.report(*learner.measured(text.heldout, heldout_states))
@@ -206,9 +187,11 @@ def train_jointly(
     """
     text, where = read_text(base), training_device(device)
     model = load_teacher(present(target, "target"), where, learns=True)
-    learner: Any = _made("medusa", recipe, model, model, text, heads.part("medusa", "joint").Joint)
-    learner.restore(read(present(base / "medusa", "medusa")))
-    settings, joint = learner.settings, learner.settings.joint
+    settings = recipe.head("medusa")
+    alone, joint = _initial(present(base / "medusa", "medusa"), settings.title), settings.joint
+    made = heads.part("medusa", "joint").Joint
+    learner: Any = made(settings, model, model, alone.vocabulary, recipe.seed + 3).to(model.where)
+    learner.restore(alone.tensors)
     lesson = Lesson(recipe, text, corpus_dir, target, target)
     key = training_key(recipe, corpus_dir, base, target)
     with model_folder(models / "target") as folder, training(models / "medusa", joint.steps, progress, key) as run:
