@@ -83,7 +83,7 @@ def extent(cells: pd.DataFrame, of: str = "") -> str:
     if not len(cells):
         return "no cell was measured"
     if len(cells) == 1:
-        return f"1 cell{of} with {prompts} prompts"
+        return f"{len(cells)} cell{of} with {prompts} prompts"
     return f"{len(cells)} cells{of} with {prompts} prompts each"
 
 
