@@ -64,6 +64,18 @@ def test_training_what_the_study_does_not_train(workplace: Path, capsys: pytest.
 
 
 @pytest.mark.parametrize(
+    ("model", "missing", "fix"),
+    [("target", "corpus/train.jsonl", "specrig corpus"), ("draft", "embedded/target", "specrig train --model target")],
+)
+def test_a_stage_by_hand_names_the_stage_before_it(
+    model: str, missing: str, fix: str, workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["train", "--study", "configs/test.yaml", "--pair", "embedded", "--model", model]) == 2
+    error = capsys.readouterr().err
+    assert missing in error and fix in error and "hub" not in error, error
+
+
+@pytest.mark.parametrize(
     ("error", "code", "expected"),
     [
         (KeyboardInterrupt(), 130, "Finished cells are kept"),

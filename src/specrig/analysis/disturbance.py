@@ -98,7 +98,7 @@ def column(cells: Mapping[str, Sequence[Record]], reasons: Mapping[str, list[Rea
             f"replicate {reason.replicate}: {reason.text}" if several else reason.text for reason in reasons[name]
         ]
         recorded = all(record.run.load is not None for record in records)
-        texts.append("; ".join(reason_texts) or ("" if recorded else NOT_RECORDED))
+        texts.append(signs.verdict(reason_texts, recorded=recorded))
     return texts
 
 

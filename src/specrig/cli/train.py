@@ -163,16 +163,17 @@ def _target(study: Study, pair: str) -> tuple[str, str | None]:
 
 
 def _folder(study: Study, pair: str, part: str) -> Path:
-    """The folder of a pair's target or draft; of one on the hub its files are fetched first. Raises ModelError for one
-    that is no decoder.
+    """The folder of a pair's target or draft, which may be untrained yet; of one on the hub its files are fetched
+    first. Raises ModelError for one that is no decoder.
     """
     from specrig.models import gate, hub
 
     files = study.paths.pair_files(pair, study.root)
     source, revision = files.sources[part], files.revisions.get(part)
-    if study.rows.pairs[pair].trained_in(part) is None:
-        gate.check_decoder(source, revision)
-    return Path(source) if Path(source).is_dir() else hub.fetch_folder(source, revision, only=hub.MODEL)
+    if study.rows.pairs[pair].trained_in(part) is not None:
+        return Path(source)
+    gate.check_decoder(source, revision)
+    return hub.fetch_folder(source, revision, only=hub.MODEL)
 
 
 def _key(study: Study, pair: str, model: str, device: str) -> str:

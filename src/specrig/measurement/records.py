@@ -25,7 +25,7 @@ SCHEMA_VERSIONS = (1, 2, 3, 4)
 Version 2 added `energy_j` and `device`, version 3 added `replicate`, `load`, `before` and `after`, version 4 added
 `ends`."""
 NOT_RECORDED = "not recorded"
-"""What tables say of disturbances where records are too old to have `load` and the times look undisturbed."""
+"""What tables say of disturbances where records have no `load` and the times look undisturbed."""
 REPLICATE = "replicate-"
 """Beginning of the name of a replicate's folder, before its number; the first replicate has no folder of its own."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from specrig.measurement.records import Load, Record, baselines, groups
+from specrig.measurement.records import NOT_RECORDED, Load, Record, baselines, groups
 
 WAITED = 0.05
 """Largest tolerated share of their time that the job's threads waited for a processor that they did not keep from each
@@ -93,6 +93,16 @@ def reasons(found: Loads, environment: Mapping[str, Any]) -> list[str]:
     """The signs above their limits, in words."""
     values = signs(found, environment)
     return [text.format(values[name]) for name, text in TEXTS.items() if values.get(name, 0.0) > LIMITS[name]]
+
+
+def verdict(found: Iterable[str], *, recorded: bool) -> str:
+    """The column `disturbed` of a table: the reasons, an empty text, or `NOT_RECORDED`."""
+    return "; ".join(found) or ("" if recorded else NOT_RECORDED)
+
+
+def is_disturbed(row: Mapping[str, Any]) -> bool:
+    """Whether a row of a table that may have the column `disturbed` is known to be disturbed."""
+    return row.get("disturbed", "") not in ("", NOT_RECORDED)
 
 
 def _processors(environment: Mapping[str, Any]) -> tuple[int, int]:

@@ -15,13 +15,14 @@ from specrig.analysis.cost_model import best_k, expected_tokens, walltime_improv
 from specrig.analysis.roofline import Size
 from specrig.analysis.rounds import papers, round_cost
 from specrig.decoding.drafters import registry as methods
+from specrig.measurement.signs import is_disturbed
 from specrig.models import facts
 from specrig.models.facts.devices import Device, devices, find_device
 from specrig.models.gate import check_decoder, check_vocabulary
 from specrig.models.pair import ModelError
 from specrig.planning.break_even import Needed, measured_needs, predicted_needs, show_needs
 from specrig.planning.estimate import size_text, sizes_of
-from specrig.planning.measured import is_disturbed, usable_cells
+from specrig.planning.measured import usable_cells
 from specrig.study.claims import read_claims
 from specrig.study.problems import Positions, Problems, nearest
 from specrig.study.rows import Pair, read_rows

@@ -7,7 +7,6 @@ import io
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from specrig.measurement.records import NOT_RECORDED
 from specrig.study.problems import Problem, Problems, StudyError, shortened
 
 Kind = Callable[[str], object]
@@ -69,11 +68,6 @@ def usable_cells(study: Path, pair: str, problems: Problems) -> list[dict[str, s
         problems.row(file, None, "pair", f"the study measured no pair {pair!r}", fix)
     fair = [row for row in rows if row["lossless"] == "True" and row.get("failed") != "True" and row["speedup"]]
     return [row for row in fair if row["method"] != "autoregressive"]
-
-
-def is_disturbed(row: Mapping[str, str]) -> bool:
-    """Whether a row of `cells.csv` is known to be disturbed."""
-    return row.get("disturbed", "") not in ("", NOT_RECORDED)
 
 
 def prompts_needed(study: Path) -> list[float]:

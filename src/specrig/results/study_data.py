@@ -103,6 +103,12 @@ class StudyData:
     """(file of a point of the study's traffic -> its turns, name of a point that failed -> why)."""
 
     @cached_property
+    def traffic_environments(self) -> dict[tuple[str, str, str], dict[str, Any]]:
+        """(engine, pair, method) -> environment.json of the job that measured it under load."""
+        jobs = {turns[0].point.cell.method_key: file.parent for file, turns in self.under_load[0].items()}
+        return {key: _environment(folder) for key, folder in jobs.items()}
+
+    @cached_property
     def again(self) -> set[str]:
         """The names of the cells of which an attempt that does not count is kept."""
         return {
@@ -242,9 +248,13 @@ def _verdicts(path: Path) -> pd.DataFrame:
         return pd.read_csv(path)
 
 
+def _environment(folder: Path) -> dict[str, Any]:
+    path = folder / "environment.json"
+    return _json(path) if path.is_file() else {}
+
+
 def _job(folder: Path, engine: str, pair: str, method: str, replicate: int) -> MeasuredJob:
-    index_path, environment_path = folder / "index.json", folder / "environment.json"
-    environment = _json(environment_path) if environment_path.is_file() else {}
+    index_path, environment = folder / "index.json", _environment(folder)
     if not index_path.is_file():
         # A job cut before its end has no index yet; the cells it finished are whole files.
         files = {path.stem: path for path in sorted(folder.glob("*.jsonl"))}

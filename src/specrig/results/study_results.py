@@ -158,7 +158,8 @@ class StudyResults:
     def traffic(self) -> DataTable:
         """Servers under load."""
         limits = Limits.model_validate((self.study.config.get("traffic") or {}).get("goodput") or {})
-        frame = traffic_table(self.study.under_load[0].values(), limits, self.study.config.get("price_per_hour"))
+        points, price = self.study.under_load[0].values(), self.study.config.get("price_per_hour")
+        frame = traffic_table(points, limits, self.study.traffic_environments, price)
         formatted, paper = (traffic_grid(frame, self.name, short=short) for short in (False, True))
         return DataTable(frame, formatted, paper)
 

@@ -17,7 +17,8 @@ from specrig.analysis.acceptance import acceptance_length, acceptance_rate
 from specrig.analysis.cells import IDENTITY, Identity, identity, row_dicts, row_identity
 from specrig.analysis.speedup import group_times, log_speedups
 from specrig.cell import digest
-from specrig.measurement.records import NOT_RECORDED, Record
+from specrig.measurement.records import Record
+from specrig.measurement.signs import is_disturbed
 from specrig.results import grid
 from specrig.results.labels import method_name, task_name
 from specrig.results.study_data import MeasuredJob, StudyData, file_sha256, training_curves
@@ -220,7 +221,7 @@ def _cell_run(
     names = [method_name(cell.method, variant=cell.variant), f"k = {cell.k}" if cell.k else "", task_name(cell.task)]
     speedups = log_speedups(group_times(records))
     sha = file_sha256(paths[0]) if len(paths) == 1 else digest([file_sha256(path) for path in paths])
-    marked = row["disturbed"] not in ("", NOT_RECORDED)
+    marked = is_disturbed(row)
     note = (
         f"Speedup **{_with_interval(row, 'speedup', disturbed=marked)}** over plain decoding; "
         f"{grid.number(row['acceptance_length'])} tokens a target pass; {row['prompts']} prompts."
