@@ -59,7 +59,7 @@ BUSY = (
 )
 
 
-def quiet(replicates: int = 1, prompts: int = 8, environment_s: float = 1.0) -> list[Record]:
+def quiet(replicates: int = 1, prompts: int = 8, environment_s: float = 1.0, alpha: float = 0.7) -> list[Record]:
     """Records as a quiet machine gives them: every generation alone on two processors."""
     load = Load(
         elapsed_s=environment_s, own_s=2 * environment_s, others_s=0.02, steal_s=0.0, waited_s=0.01, held_s=0.01
@@ -75,7 +75,7 @@ def quiet(replicates: int = 1, prompts: int = 8, environment_s: float = 1.0) -> 
             }
         )
         for replicate in range(replicates)
-        for record in cell_records(CELL, alpha=0.7, prompts=prompts, length=40, replicate=replicate)
+        for record in cell_records(CELL, alpha=alpha, prompts=prompts, length=40, replicate=replicate)
     ]
 
 
@@ -196,6 +196,14 @@ def test_an_efficiency_that_nothing_explains() -> None:
     assert explained_efficiency(quiet()) == pytest.approx(1.0, abs=0.06)
     records = [slower(record, 3.5 if record.group == 2 else 1.0, "run") for record in quiet()]
     assert any("its times do not fit each other" in text for _, text in reasons(records))
+
+
+@pytest.mark.parametrize("factor", [1.0, 20.0])
+def test_prompts_that_gain_differently_are_no_disturbance(factor: float) -> None:
+    """Half of them accept nearly all drafts, half nearly none: ratios of sums are far from means of ratios."""
+    records = quiet(alpha=0.98)[:4] + quiet(alpha=0.02)[4:]
+    records = [slower(record, factor if record.group == 6 else 1.0, "run") for record in records]
+    assert any("do not fit" in text for _, text in reasons(records)) is (factor > 1)
 
 
 @pytest.mark.parametrize("factor", [1.0, 5.0])
