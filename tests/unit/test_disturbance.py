@@ -147,7 +147,15 @@ def test_others_on_processors_that_the_job_does_not_use_are_no_disturbance() -> 
 def test_a_generation_that_was_held_is_named() -> None:
     records = quiet()
     records[3] = loaded([records[3]], held_s=0.9, elapsed_s=20.0)[0]
-    assert any("one generation was held for 0.9 s" in text for _, text in reasons(records))
+    assert any("one generation was held for 0.7 s" in text for _, text in reasons(records))
+
+
+def test_generations_that_are_all_held_alike_are_judged_by_their_share() -> None:
+    """A thread that waits for others while long prompts are read does so in each generation."""
+    assert not reasons(loaded(quiet(environment_s=25.0), held_s=1.7))
+    assert any(
+        "neither ran nor was ready" in text for _, text in reasons(loaded(quiet(environment_s=25.0), held_s=3.0))
+    )
 
 
 def test_a_machine_that_could_do_less_beside_a_cell() -> None:
