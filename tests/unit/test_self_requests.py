@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,14 @@ MIXED: dict[str, Any] = {
 
 def recipe(**settings: Any) -> Recipe:
     return Recipe.model_validate(TINY | MIXED | settings)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_precision() -> Iterator[None]:
+    """Which precision is faster is timed, and on a busy machine not always the same one."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("specrig.training.text_shards.fastest", lambda *_: "float32")
+        yield
 
 
 @pytest.fixture(scope="module")
