@@ -156,9 +156,12 @@ class Lab:
             module.save(self.head(name), config, module.random_tensors(config, 5, 0.15) | {"d2t": offsets})
 
     def add_bias(self, name: str) -> None:
-        """Replace a head of depths by one with a bias of the token before."""
+        """Replace a head that drafts all depths at once by one with a bias of the token before."""
         module, config = part(name, "module"), (self._draft if name.startswith("draft_") else self.target).config
-        made = module.heads_config(hidden=config.hidden_size, vocabulary=config.vocab_size, heads=4, markov_rank=3)
+        if name == "p_eagle":
+            made = module.head_config(config, markov_rank=3)
+        else:
+            made = module.heads_config(hidden=config.hidden_size, vocabulary=config.vocab_size, heads=4, markov_rank=3)
         tensors = module.random_tensors(made, 5)
         module.save(self.head(name), made, tensors | normal(markov.shapes(made), 6, 1.0))
 

@@ -311,7 +311,7 @@ def knowing(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("name", "keys"),
     [
         *((name, {}) for name in NEURAL if not name.startswith("draft_")),
-        *((name, {"markov_rank": 8}) for name in ("medusa", "hydra")),
+        *((name, {"markov_rank": 8}) for name in ("medusa", "hydra", "p_eagle")),
     ],
 )
 def test_a_head_learns_a_target_that_can_be_known(
@@ -398,7 +398,7 @@ def exact_head(kind: str, reads: str, target: Any, folder: Path) -> None:
     """Heads that are right by construction, as far as one of the two things they read goes: a wrong one, a place off,
     and they fail.
     """
-    if reads == "bias":
+    if reads == "bias" and kind in ("medusa", "hydra"):
         made = medusa if kind == "medusa" else hydra
         made.save(folder, *only_bias(made))
     elif kind == "medusa":
@@ -431,9 +431,15 @@ def exact_head(kind: str, reads: str, target: Any, folder: Path) -> None:
         )
         eagle.save(folder, config, tensors)
     else:
-        module = heads.part(kind, "module")
-        config = module.head_config(target.config)
+        module, biased = heads.part(kind, "module"), {"markov_rank": PERIOD} if reads == "bias" else {}
+        config = module.head_config(target.config, **biased)
         tensors = silenced(module.random_tensors(config, 0))
+        if biased:  # the first token comes from the state, the others from the bias alone
+            bias = {
+                "markov.embedding.weight": torch.eye(PERIOD),
+                "markov.lm_head.weight": 99 * following(1)[:, :PERIOD],
+            }
+            tensors, reads = tensors | bias, "low"
         parts = [torch.eye(D) if reads == stream else torch.zeros(D, D) for stream in ("low", "middle", "high")]
         tensors |= {"fc.weight": torch.cat(parts, 1), "lm_head.weight": following(2)}
         module.save(folder, config, tensors)
@@ -452,6 +458,7 @@ def exact_head(kind: str, reads: str, target: Any, folder: Path) -> None:
         *(("eagle2", {"nodes": 12, "top_k": 3}, 4, reads) for reads in ("token", "feature")),
         # Without attention this head cannot tell how far it has come, so it is right about the first token only.
         *((method, {}, 1, reads) for method in ("eagle3", "p_eagle") for reads in ("low", "middle", "high")),
+        ("p_eagle", {}, 4, "bias"),
     ],
 )
 def test_a_head_that_knows_the_text_is_always_accepted(

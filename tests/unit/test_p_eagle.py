@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,12 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 
 from specrig.heads.eagle3 import module as eagle3
+from specrig.heads.learner import Texts
 from specrig.heads.losses import ALPHA, d_pace
+from specrig.heads.p_eagle import PEagle
 from specrig.heads.p_eagle.module import head_config, load, random_tensors, save
+from specrig.heads.p_eagle.training import PEagleLearner
+from specrig.heads.teacher import Teacher
 from specrig.runtime.transformers_model import cached_model
 from specrig.runtime.types import DecodingError
 from specrig.training import llama
@@ -66,6 +71,35 @@ def test_a_published_head_is_read_and_one_without_a_mask_token_refused(folder: P
         save(folder / "head", config, tensors)
         with pytest.raises(DecodingError, match=f"ptd_token_id is {wrong}, not one of the 23 tokens"):
             load(folder / "head", target)
+
+
+def test_a_bias_of_the_token_before_stands_in_the_checkpoint_and_follows_the_order_of_its_tokens(folder: Path) -> None:
+    target = cached_model(LlamaForCausalLM.from_pretrained(folder))
+    config, listed = head_config(target.config, len(EVERY), markov_rank=4), [20, 3, 0, 22, 4, 11]
+    tensors = random_tensors(config, 3, 0.3) | {"d2t": torch.tensor(listed) - torch.arange(len(listed))}
+    save(folder / "head", config, tensors)
+    assert json.loads((folder / "head/config.json").read_text())["markov_rank"] == 4
+    assert "markov_rank: 0" in str(PEagle.unloadable("vllm", {"markov_rank": 4}))
+    assert PEagle.unloadable("vllm", {}) is None
+    bias = load(folder / "head", target).markov
+    assert bias is not None
+    before = torch.tensor([5, 20])
+    by_hand = tensors["markov.embedding.weight"][before] @ tensors["markov.lm_head.weight"].T
+    torch.testing.assert_close(bias(before), by_hand[:, [listed.index(token) for token in EVERY]])
+
+
+def test_a_head_without_a_bias_goes_on_with_one_that_adds_nothing_yet(folder: Path) -> None:
+    teacher = Teacher(LlamaForCausalLM.from_pretrained(folder), (0,), torch.device("cpu"))
+    tokens = torch.randint(V, (2, 17), generator=torch.Generator().manual_seed(2))
+    texts = Texts(tokens, torch.ones_like(tokens, dtype=torch.bool))
+    without, learner = (PEagleLearner(PEagle(k=3, markov_rank=rank), teacher, teacher, None, 3) for rank in (0, 4))
+    learner.restore({name: tensor.detach().clone() for name, tensor in without.tensors().items()})
+    states = teacher.states(tokens, learner.aux_layers)
+    losses = [each.loss(texts, states, states[..., -D:]) for each in (without, learner)]
+    torch.testing.assert_close(losses[1], losses[0])
+    losses[1].backward()
+    assert learner.markov is not None and learner.markov.lm_head.grad is not None
+    assert learner.markov.lm_head.grad.abs().sum() > 0, "it learns from the first step on"
 
 
 def naive(right: list[float]) -> list[float]:

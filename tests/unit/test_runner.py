@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
+import pytest
 import yaml
 
 from specrig.cell import Cell
+from specrig.decoding.types import Drafter
 from specrig.engines.native import Native
 from specrig.measurement.blocks import MOST, baseline_of, blocks, seed_of
+from specrig.measurement.machine_state import MachineState
 from specrig.measurement.records import Record, read_records
 from specrig.measurement.runner import measure
 from specrig.study.load import load_study
@@ -97,3 +101,26 @@ def test_a_cells_peak_memory_leaves_out_what_other_methods_have_loaded(letters: 
             engine.generate(cell, [[1, 2, 3]], max_new_tokens=4, seeds=[0])
             sizes.append(engine.peak_memory_mb())
         assert 60 < sizes[1] - sizes[0] < 80, "the draft counts for draft_model alone"
+
+
+def test_what_a_method_loads_is_loaded_before_its_first_generation_is_measured(
+    letters: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = load_study(yaml.safe_load(letters.read_text()) | {"warmup": 0})
+    events: list[str] = []
+    drafter_of, begin = Native._drafter, MachineState.begin
+
+    def noted(engine: Native, cell: Cell, key: str) -> Drafter:
+        if key not in engine._drafters:
+            events.append("loaded")
+        return drafter_of(engine, cell, key)
+
+    def begun(machine: MachineState) -> Any:
+        events.append("begun")
+        return begin(machine)
+
+    monkeypatch.setattr(Native, "_drafter", noted)
+    monkeypatch.setattr(MachineState, "begin", begun)
+    measure(study, "native", "tiny", ["ngram"])
+    # Each of the two, plain decoding and the method, is loaded, then measured.
+    assert events[:4] == ["loaded", "begun", "loaded", "begun"] and events.count("loaded") == 2

@@ -116,7 +116,7 @@ class DraftSize:
 
     def shorten(self, draft: Draft, logits: Tensor, depths: Sequence[int]) -> Draft:
         """The chains of a drafter that gives the logits `[B, k, Vd]` of all their tokens at once, cut where they fit."""
-        # A slot's chance is known before its token is drawn: no slot reads the token of another.
+        # A slot's chance is known before its token is drawn: a slot reads at most the tokens before its own.
         best = (logits.float().softmax(-1) if draft.probs is None else draft.probs).amax(-1)
         shares = best if draft.probs is None else DRAWN + (1 - DRAWN) * best
         lengths = self.fit_chains(shares.tolist(), depths)

@@ -127,6 +127,9 @@ class Engine(ABC):
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of token ids, for people to read; no figure is computed from it."""
 
+    def ready(self, cell: Cell) -> None:  # noqa: B027
+        """Load what `generate` would load for the cell, outside of what is measured."""
+
     @abstractmethod
     def generate(
         self, cell: Cell, prompts: Sequence[Sequence[int]], *, max_new_tokens: int, seeds: Sequence[int]

@@ -86,6 +86,10 @@ class Native(WeightsEngine):
         """Models whose layers or positions its cache cannot hold."""
         return needs.unmet(config)
 
+    def ready(self, cell: Cell) -> None:
+        """See `Engine`: draft and heads."""
+        self._drafter(cell, _key(cell))
+
     def generate(
         self,
         cell: Cell,
@@ -98,7 +102,7 @@ class Native(WeightsEngine):
         """See `Engine`. callback: is called with the tokens of every round (`decoding.types.TokenCallback`)."""
         from specrig.decoding.loop import generate
 
-        key = digest([cell.method, cell.options])
+        key = _key(cell)
         drafter = self._drafter(cell, key)
         used = {*registry()[cell.method].needs, key}
         self._unused_mb = sum(size for name, size in self._loaded_mb.items() if name not in used)
@@ -208,3 +212,8 @@ class Native(WeightsEngine):
 
             return sum(map(torch.cuda.memory_allocated, self._devices())) / 2**20
         return psutil.Process().memory_info().rss / 2**20
+
+
+def _key(cell: Cell) -> str:
+    """Of the cells that share a drafter."""
+    return digest([cell.method, cell.options])

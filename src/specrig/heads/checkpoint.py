@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 Shapes = dict[str, tuple[int, ...]]
 """Tensor name -> shape."""
+FAULTS = 6
+"""So many tensors that do not fit are named."""
 
 
 def write(folder: Path, config: Any, tensors: dict[str, Tensor], shapes: Shapes) -> None:
@@ -148,4 +150,5 @@ def faults(tensors: dict[str, Tensor], shapes: Shapes) -> str:
         for name, shape in shapes.items()
         if name in tensors and tuple(tensors[name].shape) != shape
     ]
-    return "; ".join(wrong)
+    more = [f"and {len(wrong) - FAULTS} more"] if len(wrong) > FAULTS else []
+    return "; ".join([*wrong[:FAULTS], *more])

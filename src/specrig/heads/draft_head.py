@@ -18,6 +18,7 @@ from transformers import LlamaConfig, PreTrainedConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from specrig.heads.checkpoint import Checkpoint, check_vocabulary, faults, untrained
+from specrig.heads.markov import MarkovBias
 from specrig.runtime.attention import FULL
 from specrig.runtime.decode_pass import compile_passes
 from specrig.runtime.device import padded
@@ -38,6 +39,8 @@ class DraftHead(Checkpoint, LlamaModel):
     norm: Tensor | None = None
     _every: Tensor
     _ids: Sequence[int] = ()
+    markov: MarkovBias | None = None
+    """Of the token before, for a head that drafts in one pass; None: there is none."""
     vocabulary: Tensor | None = None
     """`[Vd]` rising ids of the target's tokens that its logits are of; None: of all V."""
 

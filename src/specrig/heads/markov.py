@@ -1,4 +1,4 @@
-"""A bias of the token before, for heads that each draft one depth: logits += W2 W1[x], of rank r.
+"""A bias of the token before, for heads that draft all depths at once: logits += W2 W1[x], of rank r.
 
 Such heads do not know what was drafted before them. The bias tells them the last token of it, level by level, without a
 pass through a layer (DSpark, 2607.05147, has it on a block of DFlash). Tensors of a head's checkpoint, where its
@@ -22,7 +22,7 @@ _EMBEDDING, _LM_HEAD = "markov.embedding.weight", "markov.lm_head.weight"
 def shapes(config: Any) -> Shapes:
     """Its tensors in the checkpoint of heads with this configuration; none without `markov_rank`."""
     rank, V = getattr(config, "markov_rank", 0), config.vocab_size
-    drafted = getattr(config, "truncated_vocab_size", None) or V
+    drafted = getattr(config, "truncated_vocab_size", None) or getattr(config, "draft_vocab_size", None) or V
     return {_EMBEDDING: (V, rank), _LM_HEAD: (drafted, rank)} if rank else {}
 
 
@@ -43,17 +43,16 @@ class MarkovBias(nn.Module):
         """One that adds nothing yet; None for rank 0."""
         if not rank:
             return None
+        # Entries of size 1: each step of an optimiser moves W2 by about its rate, and so the logits by `rank` times that.
         embedding = torch.randn(vocabulary, rank, generator=torch.Generator().manual_seed(seed))
-        return cls(rank**-0.5 * embedding, torch.zeros(drafted, rank))
+        return cls(embedding, torch.zeros(drafted, rank))
 
     @classmethod
-    def of(cls, weights: dict[str, Tensor], drafted: int) -> MarkovBias | None:
-        """The bias of a checkpoint, for its first `drafted` tokens (the others are padding); None without a bias."""
-        return (
-            cls(weights[_EMBEDDING], weights[_LM_HEAD][:drafted]).requires_grad_(False)
-            if _EMBEDDING in weights
-            else None
-        )
+    def of(cls, weights: dict[str, Tensor], rows: slice | Tensor) -> MarkovBias | None:
+        """The bias of a checkpoint, with these rows of its `lm_head`; None without a bias."""
+        if _EMBEDDING not in weights:
+            return None
+        return cls(weights[_EMBEDDING], weights[_LM_HEAD][rows]).requires_grad_(False)
 
     def tensors(self) -> dict[str, Tensor]:
         """Under the checkpoint's names."""
@@ -65,5 +64,5 @@ class MarkovBias(nn.Module):
 
 
 def biased(logits: Tensor, bias: MarkovBias | None, tokens: Tensor) -> Tensor:
-    """Logits `[..., Vd]` of what follows `tokens` `[...]`."""
-    return logits if bias is None else logits + bias(tokens)
+    """Logits `[..., Vd]` of what follows `tokens` `[...]`; they may leave out the last of the vocabulary."""
+    return logits if bias is None else logits + bias(tokens)[..., : logits.shape[-1]]

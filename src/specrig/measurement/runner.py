@@ -173,6 +173,7 @@ class _Block:
             return None
 
     def _run(self, cell: Cell, group: Sequence[Prompt], repeat: int, limit: int) -> list[Run]:
+        self.engine.ready(cell)
         found: list[Run] = []
         for start in range(0, len(group), cell.batch_size):  # one batch, but for a baseline that runs alone
             batch = group[start : start + cell.batch_size]

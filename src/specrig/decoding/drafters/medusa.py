@@ -129,7 +129,7 @@ class Medusa(Drafter):
         ranked = self.options.acceptance == "typical"
         # What is judged below one node must say nothing of another's children: each node draws its own.
         apart = self.options.acceptance == "traversal" and not context.sampler.greedy
-        if self.heads.bias is not None or apart:
+        if self.heads.markov is not None or apart:
             plan = self.plan(paths)
             logits = self.heads(self.hidden, plan.depth)
             children = partial(self.heads.biased, logits)

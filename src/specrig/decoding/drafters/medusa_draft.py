@@ -77,7 +77,7 @@ class MedusaDraft(Drafter):
         """The round's tree of at most so many levels; None where none pays."""
         paths = self.shape.tree(depth)
         if paths and paths not in self.trees:
-            kind = Layout if self.heads.bias is None else Plan
+            kind = Layout if self.heads.markov is None else Plan
             self.trees[paths] = kind.of(paths, self.model.vocab_size)
         return self.trees.get(paths)
 

@@ -104,7 +104,11 @@ class LayerLearner(Learner):
 
     def choice(self, predicted: Tensor) -> Tensor:
         """`[..., D]` -> the tokens that it would draft, `[...]`."""
-        ids = self.logits(predicted).argmax(-1)
+        return self.named(self.logits(predicted))
+
+    def named(self, logits: Tensor) -> Tensor:
+        """`[..., Vd]` -> the most likely tokens, `[...]`."""
+        ids = logits.argmax(-1)
         return ids if self.vocabulary is None else self.vocabulary.to(ids.device)[ids]
 
     def forward(self, embedded: Tensor, states: Tensor, steps: int) -> Iterator[Tensor]:

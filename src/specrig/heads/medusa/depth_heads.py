@@ -39,7 +39,7 @@ class DepthHeads(Checkpoint):
         self.target = target
         self.count: int = config.num_heads
         self.take_weights(weights)
-        self.bias = MarkovBias.of(weights, self.tokens)
+        self.markov = MarkovBias.of(weights, slice(self.tokens))
         """Of the token before; None: there is none."""
         self.accuracy: list[list[float]] = rates(config, "accuracy")
         """Per head, by rank: how often the token that came was its choice of that rank, given the tokens that it reads.

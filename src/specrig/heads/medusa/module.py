@@ -83,7 +83,7 @@ class MedusaHeads(DepthHeads):
 
     def biased(self, logits: Tensor, head: int, tokens: Tensor) -> Tensor:
         """Of logits `[B, K, Vd]` those of a head, `[B, m, Vd]`, each behind one of the tokens `[B, m]`."""
-        return biased(logits[:, head : head + 1].expand(-1, tokens.shape[1], -1), self.bias, tokens)
+        return biased(logits[:, head : head + 1].expand(-1, tokens.shape[1], -1), self.markov, tokens)
 
     def widened(self, logits: Tensor) -> Tensor:
         """Logits `[..., Vd]` as ones of all the model's tokens, `[..., V]`: minus infinity for those that the heads

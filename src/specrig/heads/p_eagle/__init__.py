@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -41,6 +41,10 @@ class PEagle(LayerHead):
     """
     step_decay: float = Field(default=0.8, gt=0, le=1)
     """With `decay`, each further depth weighs that much of the one before."""
+    markov_rank: int = Field(default=0, ge=0)
+    """Rank of a bias by which a mask knows the token that is drafted before its own (DSpark's idea, 2607.05147); 0: there
+    is none. A head that goes on from an `initial_checkpoint` without a bias gets one.
+    """
 
     def aux_layers(self, layers: int) -> tuple[int, ...]:
         """See `choose_aux_layers`."""
@@ -50,7 +54,8 @@ class PEagle(LayerHead):
         """Of the layers, of its own LM head and of the state that stands for unknown ones."""
         first = self.layer_weights(sizes, enters=3, reads=2)
         further = (self.layers - 1) * self.layer_weights(sizes, enters=0, reads=1)
-        return first + further + (self.drafted(sizes) + 3) * sizes.hidden
+        bias = self.markov_rank * (sizes.vocabulary + self.drafted(sizes))
+        return first + further + (self.drafted(sizes) + 3) * sizes.hidden + bias
 
     @property
     def copies(self) -> float:
@@ -58,5 +63,15 @@ class PEagle(LayerHead):
         return sum(map(kept_share, range(self.k)))
 
     def active_parameters(self, sizes: Sizes) -> float:
-        """All its weights, for a position and for each mask that follows it."""
-        return self.copies * self.weights(sizes)
+        """All its weights, for a position and for each mask that follows it; of the bias a row is looked up."""
+        return self.copies * (self.weights(sizes) - self.markov_rank * sizes.vocabulary)
+
+    @classmethod
+    def unloadable(cls, engine: str, config: Mapping[str, Any]) -> str | None:
+        """VLLM has no bias of the token before."""
+        if engine != "vllm" or not config.get("markov_rank"):
+            return None
+        return (
+            "vLLM has no P-EAGLE head with a bias that depends on the token before; train it with "
+            "`p_eagle: {markov_rank: 0}`"
+        )

@@ -7,8 +7,10 @@ Behind the entries that are known come k - 1 masks. A mask has the embedding of 
 fc(mask_hidden), one learnt state in place of the target's three. Attention is causal. The masks leave the cache after
 the pass; entries and rounds are EAGLE-3's (`heads.eagle3`).
 
+With a bias of the token before (`heads.markov`) a mask also knows the token that is drafted before its own.
+
 Checkpoint (what vLLM loads as `eagle3` with `parallel_drafting`): EAGLE-3's, with `ptd_token_id`, the mask token, in
-config.json, and `mask_hidden` `[1, 3D]`.
+config.json, and `mask_hidden` `[1, 3D]`; the bias, where there is one, which vLLM does not load.
 """
 
 from __future__ import annotations
@@ -20,10 +22,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 
+from specrig.heads import markov
 from specrig.heads.checkpoint import Shapes, untrained
 from specrig.heads.eagle3 import module as eagle3
 from specrig.heads.eagle3.module import Eagle3Head
 from specrig.heads.layer import mask_token
+from specrig.heads.markov import MarkovBias
 from specrig.runtime.device import on_device, padded
 from specrig.runtime.model import CachedModel
 from specrig.runtime.types import DecodingError
@@ -49,7 +53,7 @@ class PEagleHead(Eagle3Head):
     @staticmethod
     def shapes(config: Any) -> Shapes:
         """See `Checkpoint`."""
-        return Eagle3Head.shapes(config) | {"mask_hidden": (1, 3 * config.hidden_size)}
+        return Eagle3Head.shapes(config) | {"mask_hidden": (1, 3 * config.hidden_size)} | markov.shapes(config)
 
     @classmethod
     def random_tensors(cls, config: Any, seed: int, deviation: float = 0.02) -> dict[str, Tensor]:
@@ -61,6 +65,12 @@ class PEagleHead(Eagle3Head):
         """Build the layers and m from the checkpoint's tensors."""
         super().take_weights(weights)
         self.mask_feature = self.fuse(weights["mask_hidden"])
+        rising = (
+            torch.argsort(torch.arange(len(weights["d2t"]), device=self.device) + weights["d2t"])
+            if "d2t" in weights
+            else slice(None)
+        )
+        self.markov = MarkovBias.of(weights, rising)
 
     def draft(self, rows: Sequence[Sequence[int]], done: Sequence[bool], k: int) -> Tensor:
         """Run the entries of the tokens that were accepted and k - 1 masks; returns the logits `[B, k, Vd]` of k
@@ -81,13 +91,14 @@ class PEagleHead(Eagle3Head):
         return logits
 
 
-def head_config(target: Any, draft_vocabulary: int | None = None, layers: int = 1) -> Any:
+def head_config(target: Any, draft_vocabulary: int | None = None, layers: int = 1, markov_rank: int = 0) -> Any:
     """The configuration of a head of so many layers for a target with this configuration, of so many of its tokens
-    (None: of all). Raises DecodingError for a target of fewer than three layers.
+    (None: of all), with a bias of this rank (0: without). Raises DecodingError for a target of fewer than three layers.
     """
     config = eagle3.head_config(target, draft_vocabulary)
     config.num_hidden_layers = layers
     config.ptd_token_id = mask_token(config)
+    config.update(markov.noted(markov_rank))
     return config
 
 

@@ -2,7 +2,7 @@
 
 The true entries of a text run as in EAGLE-3. Behind each anchor a, entry a, come masks of depth 1, 2, …: the one of
 depth d is at position a + d, sees the true entries up to a and the anchor's masks up to its own, and drafts token a + d
-+ 2. Deeper masks are learnt from fewer anchors, those of a depth among those of the depth before (conditional drop-out,
++ 2. The bias of the token before, where there is one, is learnt from the true token a + d + 1. Deeper masks are learnt from fewer anchors, those of a depth among those of the depth before (conditional drop-out,
 `losses.kept_anchors`). So one pass over a text costs some three times what it has entries.
 Shapes: B sequences, T entries (tokens less one), K depths, D hidden, N entries and masks.
 """
@@ -22,6 +22,7 @@ from specrig.heads.eagle.training import trained_entries
 from specrig.heads.eagle3.training import AuxStatesLearner
 from specrig.heads.learner import States, Texts, draft_ids
 from specrig.heads.losses import d_pace, distribution_loss, kept_anchors, packed, probabilities
+from specrig.heads.markov import MarkovBias, biased
 from specrig.heads.p_eagle import PEagle
 from specrig.heads.p_eagle import module as checkpoint
 from specrig.heads.teacher import Teacher, autocast, moved, rows_at_once
@@ -37,9 +38,9 @@ class PEagleLearner(AuxStatesLearner):
         self, settings: PEagle, model: Teacher, teacher: Teacher, vocabulary: Tensor | None, seed: int
     ) -> None:
         super().__init__(settings, model, teacher, vocabulary, seed)
-        self.config = checkpoint.head_config(
-            model.config, None if vocabulary is None else len(vocabulary), settings.layers
-        )
+        drafted = None if vocabulary is None else len(vocabulary)
+        self.config = checkpoint.head_config(model.config, drafted, settings.layers, settings.markov_rank)
+        self.markov = MarkovBias.untrained(model.vocabulary, len(self.lm_head), settings.markov_rank, seed + 2)
         generator = torch.Generator().manual_seed(seed + 1)
         self.mask_hidden = nn.Parameter(torch.randn(3 * model.hidden, generator=generator))
         self.further = nn.ModuleList(
@@ -84,6 +85,10 @@ class PEagleLearner(AuxStatesLearner):
             first, *deeper = self.predicted(batch.tokens[:, 1:], states[:, :-1], [anchors for anchors, _ in masks])
             found = [first[kept[0]], *(each[real] for each, (_, real) in zip(deeper, masks, strict=True))]
             logits = self.logits(torch.cat(found))
+            if self.markov is not None:  # a mask's logits follow those of the true entries
+                known, masked = logits.split([len(found[0]), len(logits) - len(found[0])])
+                before = batch.tokens[row, entry + depth + 1][len(known) :]
+                logits = torch.cat((known, biased(masked, self.markov, before)))
         # A depth that is learnt from fewer anchors weighs as if it were learnt from all.
         share = torch.tensor([kept_share(depth) for depth in range(settings.k)], device=model.where)
         if settings.position_weights == "decay":
@@ -107,7 +112,9 @@ class PEagleLearner(AuxStatesLearner):
             with autocast(self.model.where):
                 found = self.predicted(rows[:, 1:], states[numbers][:, :-1], [every] * (acceptance.DEPTH - 1))
                 for depth, each in enumerate(found):
-                    good = self.choice(each[:, : T - 1 - depth]) == rows[:, 2 + depth :]
+                    logits = self.logits(each[:, : T - 1 - depth])
+                    bias = self.markov if depth else None
+                    good = self.named(biased(logits, bias, rows[:, 1 + depth : T])) == rows[:, 2 + depth :]
                     right[depth].append(F.pad(good, (0, depth)).cpu())
         written = heldout.written
         evaluated = [ahead(written[:, 2:], depth) & written[:, 1:-1] for depth in range(acceptance.DEPTH)]
@@ -119,12 +126,14 @@ class PEagleLearner(AuxStatesLearner):
         for index, layer in enumerate(self.further, 1):
             assert isinstance(layer, TrainedLayer)
             found |= layer.tensors(f"layers.{index}")
-        return found
+        return found | ({} if self.markov is None else self.markov.tensors())
 
     @torch.no_grad()
     def restore(self, found: dict[str, Tensor]) -> None:
-        """See `Learner`; what stands for the target's states is divided like them."""
-        super().restore(found)
+        """See `Learner`; what stands for the target's states is divided like them. A bias that the checkpoint lacks begins
+        as nothing.
+        """
+        super().restore(({} if self.markov is None else self.markov.tensors()) | found)
         self.mask_hidden.copy_(found["mask_hidden"][0].to(self.scale.device) / self.scale)
 
     def save(self, folder: Path) -> None:

@@ -35,7 +35,7 @@ def contradictions(record: Record, study: Study, cell: Cell | None) -> Iterator[
             yield f"{side}: {what}"
     # The times of a baseline that could not alternate are means of two runs, its load is their sum.
     runs = [("run", record.run), *([("baseline", record.baseline)] if record.baseline_drift is None else [])]
-    # Without a warm-up the first generation loads the drafter.
+    # Before `Engine.ready` the first generation loaded the drafter, where there was no warm-up.
     cold = study.warmup == 0 and (record.group, record.repeat) == (0, 0)
     yield from (f"{side}: {what}" for side, run in runs for what in _load(run, cold=cold and side == "run"))
 
