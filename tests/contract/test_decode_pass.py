@@ -25,6 +25,7 @@ from specrig.heads.eagle import module as eagle
 from specrig.heads.eagle.module import EagleHead
 from specrig.heads.eagle3 import module as eagle3
 from specrig.heads.eagle3.module import Eagle3Head
+from specrig.heads.markov import MarkovBias
 from specrig.heads.p_eagle import module as p_eagle
 from specrig.heads.p_eagle.module import PEagleHead
 from specrig.runtime import compiled, compiler, decode_pass
@@ -297,3 +298,26 @@ def test_without_a_compiler_passes_run_in_torch(monkeypatch: pytest.MonkeyPatch)
         assert cached_model(MODELS["grouped heads"]()).compiled is None
     finally:
         compiled.library.cache_clear()
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("drafted", [False, True])
+def test_a_greedy_chain_is_that_of_torch(dtype: torch.dtype, drafted: bool) -> None:
+    """Sums are exact here: whole numbers, with ties, of which the first counts."""
+    drawn = torch.Generator().manual_seed(0)
+    V, Vd, rank, B, k = 150, 96, 32, 3, 5
+    embedding, lm_head = (torch.randint(-1, 2, (size, rank), generator=drawn).to(dtype) for size in (V, Vd))
+    logits = torch.randint(-9, 10, (B, k, Vd), generator=drawn).to(dtype)
+    ids = torch.randperm(V, generator=drawn)[:Vd].sort().values if drafted else None
+    bias = MarkovBias.of({"markov.embedding.weight": embedding, "markov.lm_head.weight": lm_head}, slice(None))
+    assert bias is not None
+    found = bias.greedy(logits, ids)
+    assert found is not None
+    for row, places in zip(logits, found.tolist(), strict=True):
+        before: int | None = None
+        for slot, place in zip(row, places, strict=True):
+            expected = slot if before is None else slot + lm_head @ embedding[before]
+            assert place == int(expected.float().numpy().argmax())
+            before = int(ids[place]) if ids is not None else place
+    assert bias.greedy(logits[..., :-1], ids) is None, "of fewer tokens than it has"

@@ -179,6 +179,28 @@ def test_vllm_is_given_no_medusa_heads_that_it_cannot_load(toy_pair: PairFiles, 
             speculation_of(requested, pair, "greedy")
 
 
+def with_bias(pair: PairFiles, folder: Path) -> PairFiles:
+    """The pair with its P-EAGLE head, to which a large bias of the token before is added."""
+    config = json.loads((pair.heads["p_eagle"] / "config.json").read_text()) | {"markov_rank": 2}
+    tensors = load_file(pair.heads["p_eagle"] / "model.safetensors")
+    drafted = len(tensors["lm_head.weight"])
+    bias = {"embedding": torch.randn(config["vocab_size"], 2), "lm_head": 9 * torch.randn(drafted, 2)}
+    save_file(tensors | {f"markov.{name}.weight": each for name, each in bias.items()}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
+    return replace(pair, heads={"p_eagle": folder})
+
+
+def test_vllm_is_given_a_head_without_the_bias_that_it_does_not_know(toy_pair: PairFiles, tmp_path: Path) -> None:
+    found = speculation_of(cell("vllm", "p_eagle"), with_bias(toy_pair, tmp_path), "greedy")["speculative_config"]
+    plain = toy_pair.heads["p_eagle"]
+    assert found["model"] != str(tmp_path)
+    assert json.loads(Path(found["model"], "config.json").read_text()) == json.loads(
+        (plain / "config.json").read_text()
+    )
+    given, kept = (load_file(Path(folder, "model.safetensors")) for folder in (found["model"], plain))
+    assert given.keys() == kept.keys() and all(torch.equal(given[name], kept[name]) for name in kept)
+
+
 @pytest.mark.parametrize("here", [True, False])
 def test_a_missing_suffix_library_is_said_when_planning(
     workplace: Path, repository: Path, monkeypatch: pytest.MonkeyPatch, here: bool
@@ -269,6 +291,12 @@ def test_a_head_that_drafts_in_one_pass_drafts_in_vllm_what_it_drafts_here(toy_p
 
 @pytest.mark.vllm
 @needs_vllm
+def test_vllm_drafts_with_a_head_whose_bias_it_does_not_know(toy_pair: PairFiles, tmp_path: Path) -> None:
+    assert_drafts_alike(toy_pair, "p_eagle", in_vllm=with_bias(toy_pair, tmp_path))
+
+
+@pytest.mark.vllm
+@needs_vllm
 def test_a_pard_draft_drafts_in_vllm_what_it_drafts_here(toy_pair: PairFiles, tmp_path: Path) -> None:
     """vLLM wants as many tokens as the target has, so the mask is one of them."""
     assert toy_pair.draft is not None
@@ -277,11 +305,11 @@ def test_a_pard_draft_drafts_in_vllm_what_it_drafts_here(toy_pair: PairFiles, tm
     assert_drafts_alike(replace(toy_pair, heads={"pard": tmp_path}), "pard")
 
 
-def assert_drafts_alike(pair: PairFiles, method: str) -> None:
-    """Native and vLLM emit the same number of tokens in each round."""
+def assert_drafts_alike(pair: PairFiles, method: str, in_vllm: PairFiles | None = None) -> None:
+    """Native and vLLM emit the same number of tokens in each round. in_vllm: the pair that vLLM gets, if another."""
     emitted: dict[str, list[list[int]]] = {}
-    for name in ("native", "vllm"):
-        with registry()[name](pair) as opened:
+    for name, given in (("native", pair), ("vllm", in_vllm or pair)):
+        with registry()[name](given) as opened:
             found = [
                 opened.generate(cell(name, method), [prompt], max_new_tokens=33, seeds=[0])[0] for prompt in PROMPTS
             ]

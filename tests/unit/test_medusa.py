@@ -230,7 +230,6 @@ def test_a_bias_of_the_token_before_stands_in_the_checkpoint(
     checkpoint.save(tmp_path, config, checkpoint.random_tensors(config, seed=0))
     written = json.loads((tmp_path / "config.json").read_text())
     assert written["markov_rank"] == 4
-    assert "markov_rank: 0" in str(MedusaRecipe.unloadable("vllm", written))
     tensors = load_file(tmp_path / "model.safetensors")
     assert tensors["markov.embedding.weight"].shape == (PERIOD, 4) and tensors["markov.lm_head.weight"].shape == (20, 4)
     heads = checkpoint.load(tmp_path, counter[0].target)

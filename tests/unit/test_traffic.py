@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import socket
@@ -181,7 +182,8 @@ def test_a_server_that_answers_nothing_fails_the_point_soon(make_study: MakeStud
     servers = named(urls, stall_every=1, stall_s=3.0)
     study = make_study({"concurrency": [4], "requests": 500, "turns": 1, "timeout_s": 1.5}, servers=servers)
     measure_traffic(study, "server", "p", "ngram")
-    assert "0 answers to 11 requests" in index_of(study)["failed"]["t-k4-t0-b1-c4"]  # of 500
+    # Of 500: eight failed in a row, while up to three more were under way.
+    assert re.search(r"\b0 answers to (8|9|10|11) requests", index_of(study)["failed"]["t-k4-t0-b1-c4"])
 
 
 def test_a_load_without_any_answer_fails_however_few_its_requests(make_study: MakeStudy, urls: dict[str, str]) -> None:
@@ -194,11 +196,11 @@ def test_a_load_without_any_answer_fails_however_few_its_requests(make_study: Ma
 
 def test_comments_that_keep_a_connection_open_are_no_answer(urls: dict[str, str]) -> None:
     client = Client(urls["ngram"], limit_s=0.5)
-    body = {"prompt": [1, 5, 9], "max_tokens": 4, "temperature": 0, "comments": 40}
+    body = {"prompt": [1, 5, 9], "max_tokens": 4, "temperature": 0, "comments": 300}
     began = time.monotonic()
     with pytest.raises(TimedOutError, match=r"not done after 0\.5 s, with 0 events"):
         list(client.stream("/v1/completions", body))
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 15, "the comments go on for 30 s"
 
 
 def test_a_server_that_accepts_no_connection_is_a_time_out() -> None:

@@ -8,31 +8,48 @@ vocabulary, Vd the heads'.
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 
-from specrig.heads.checkpoint import Shapes
+from specrig.heads.checkpoint import Shapes, read
+from specrig.runtime import compiled
 
-_EMBEDDING, _LM_HEAD = "markov.embedding.weight", "markov.lm_head.weight"
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_EMBEDDING, _LM_HEAD, _RANK = "markov.embedding.weight", "markov.lm_head.weight", "markov_rank"
 
 
 def shapes(config: Any) -> Shapes:
     """Its tensors in the checkpoint of heads with this configuration; none without `markov_rank`."""
-    rank, V = getattr(config, "markov_rank", 0), config.vocab_size
+    rank, V = getattr(config, _RANK, 0), config.vocab_size
     drafted = getattr(config, "truncated_vocab_size", None) or getattr(config, "draft_vocab_size", None) or V
     return {_EMBEDDING: (V, rank), _LM_HEAD: (drafted, rank)} if rank else {}
 
 
 def noted(rank: int) -> dict[str, int]:
     """What config.json says of it."""
-    return {"markov_rank": rank} if rank else {}
+    return {_RANK: rank} if rank else {}
+
+
+def copy_without(folder: Path, into: Path) -> None:
+    """Write the head in `folder` without its bias, for an engine that does not know it. Raises OSError for no head."""
+    config = {key: value for key, value in json.loads((folder / "config.json").read_bytes()).items() if key != _RANK}
+    (into / "config.json").write_text(json.dumps(config, indent=1))
+    kept = {name: tensor for name, tensor in read(folder).items() if name not in (_EMBEDDING, _LM_HEAD)}
+    save_file(kept, into / "model.safetensors", metadata={"format": "pt"})
 
 
 class MarkovBias(nn.Module):
     """W1 as `embedding` `[V, r]`, W2 as `lm_head` `[Vd, r]`: the optimiser knows them by these names."""
+
+    blocks: Tensor | None = None
+    """W2 as compiled code reads it; None: none does."""
 
     def __init__(self, embedding: Tensor, lm_head: Tensor) -> None:
         super().__init__()
@@ -52,7 +69,9 @@ class MarkovBias(nn.Module):
         """The bias of a checkpoint, with these rows of its `lm_head`; None without a bias."""
         if _EMBEDDING not in weights:
             return None
-        return cls(weights[_EMBEDDING], weights[_LM_HEAD][rows]).requires_grad_(False)
+        found = cls(weights[_EMBEDDING], weights[_LM_HEAD][rows]).requires_grad_(False)
+        found.blocks = compiled.chain_blocks(found.lm_head.detach())
+        return found
 
     def tensors(self) -> dict[str, Tensor]:
         """Under the checkpoint's names."""
@@ -61,6 +80,14 @@ class MarkovBias(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """The bias `[..., Vd]` after `tokens` `[...]`."""
         return F.linear(F.embedding(tokens, self.embedding), self.lm_head)
+
+    def greedy(self, logits: Tensor, ids: Tensor | None) -> Tensor | None:
+        """Of logits `[B, k, Vd]`, whose first have no bias, the places `[B, k]` of the highest, one behind the other, as
+        one call; None where compiled code cannot. ids: `[Vd]`, the target's tokens; None: all.
+        """
+        if self.blocks is None or logits.shape[-1] != len(self.lm_head):
+            return None
+        return compiled.greedy_chain(logits, self.embedding, self.blocks, ids)
 
 
 def biased(logits: Tensor, bias: MarkovBias | None, tokens: Tensor) -> Tensor:

@@ -544,5 +544,51 @@ void linear(void *y, const char *x, int64_t rows, const char *weight, const void
     }
 }
 
+/* Greedy drafts of a head with a bias of the token before (heads/markov.py): out[b][0] is the place of the highest of logits[b][0], and
+ * out[b][i] that of the highest of logits[b][i] + head embedding[x], x = ids[out[b][i - 1]]; of equals the first.
+ *
+ * logits: [B, k, V]; embedding: [., rank]; head: [V / W, rank, W]; rank is a multiple of W. ids: [V], null: all tokens. */
+void greedy_chain(int64_t *out, const void *logits, const void *embedding, const void *head, const int64_t *ids, int64_t B, int64_t k,
+                  int64_t V, int64_t rank, int bf16, int threads) {
+    float highest[threads];
+    int64_t places[threads];
+    #pragma omp parallel num_threads(threads)
+    {
+        int t = omp_get_thread_num(), T = omp_get_num_threads();
+        float before[rank]; /* the embedding of the token before */
+        for (int64_t slot = 0; slot < B * k; slot++) {
+            int64_t token = slot % k ? (ids ? ids[out[slot - 1]] : out[slot - 1]) : 0;
+            vec most = (vec){0} - INFINITY, x[4];
+            for (int64_t c = 0; c < rank; c += W) *(vec *)(before + c) = load(embedding, token * rank + c, bf16);
+            lanes place = {0}, one = {0};
+            EACH(i, W) one[i] = i;
+            SHARE(V / W) for (int64_t block = from; block < to; block++) {
+                vec y = load(logits, slot * V + block * W, bf16);
+                if (slot % k) {
+                    EACH(i, 4) x[i] = (vec){0};
+                    for (int64_t c = 0; c < rank; c += 4) EACH(i, 4) x[i] += before[c + i] * load(head, (block * rank + c + i) * W, bf16);
+                    y += (x[0] + x[1]) + (x[2] + x[3]);
+                }
+                lanes higher = y > most;
+                most = choose(higher, y, most);
+                place = ((one + (int32_t)(block * W)) & higher) | (place & ~higher);
+            }
+            highest[t] = -INFINITY;
+            places[t] = 0;
+            EACH(i, W) if (most[i] > highest[t] || (most[i] == highest[t] && place[i] < places[t])) {
+                highest[t] = most[i];
+                places[t] = place[i];
+            }
+            #pragma omp barrier
+            #pragma omp single
+            {
+                int best = 0;
+                for (int other = 1; other < T; other++) if (highest[other] > highest[best]) best = other;
+                out[slot] = places[best];
+            }
+        }
+    }
+}
+
 /* Bytes of an input of `linear` for a bfloat16 weight. */
 int64_t input_bytes(void) { return bytes_of(OF_BF16); }

@@ -30,7 +30,8 @@ def library() -> Any:
     if loaded is not None:
         loaded.scratch_floats.restype = loaded.input_bytes.restype = loaded.vector_width.restype = c_int64
         loaded.linear.argtypes = [c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_int64, c_int, c_int]
-        loaded.linear.restype = loaded.forward.restype = None
+        loaded.greedy_chain.argtypes = [*[c_void_p] * 5, *[c_int64] * 4, c_int, c_int]
+        loaded.linear.restype = loaded.forward.restype = loaded.greedy_chain.restype = None
     return loaded
 
 
@@ -90,3 +91,34 @@ def product(x: Tensor, blocks: Tensor, bias: Tensor | None, out: int) -> Tensor:
         threads,
     )
     return y
+
+
+def chain_blocks(weight: Tensor) -> Tensor | None:
+    """A weight `[V, r]` as `greedy_chain` reads it, `[V / W, r, W]`; None where it cannot."""
+    if not supports(weight.device, weight.dtype) or any(size % vector_width() for size in weight.shape):
+        return None
+    return weight.view(-1, vector_width(), weight.shape[1]).transpose(1, 2).contiguous()
+
+
+def greedy_chain(logits: Tensor, embedding: Tensor, blocks: Tensor, ids: Tensor | None) -> Tensor:
+    """Of logits `[B, k, V]` the places `[B, k]` of the highest, each but the first with a bias of the token before.
+
+    embedding: `[., r]`; blocks: see `chain_blocks`; the bias of V tokens behind token x is their product with x's
+    embedding. ids: `[V]`, which tokens the logits are of; None: all.
+    """
+    B, k, V = logits.shape
+    out = torch.empty((B, k), dtype=torch.int64)
+    library().greedy_chain(
+        out.data_ptr(),
+        logits.contiguous().data_ptr(),
+        embedding.data_ptr(),
+        blocks.data_ptr(),
+        None if ids is None else ids.data_ptr(),
+        B,
+        k,
+        V,
+        embedding.shape[1],
+        logits.dtype == torch.bfloat16,
+        torch.get_num_threads(),
+    )
+    return out

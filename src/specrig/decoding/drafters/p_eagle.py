@@ -60,6 +60,10 @@ class PEagle(Eagle3):
 
         from specrig.heads.markov import biased
 
+        if context.sampler.greedy and self.size is None:
+            found = self.head.markov.greedy(logits, self.head.vocabulary)
+            if found is not None:
+                return Draft(self.head.target_ids(found), vocabulary=self.head.vocabulary), logits
         tokens: list[Tensor] = []  # [B, 1] each
         probs: list[Tensor] = []
         each = list(logits.split(1, 1))

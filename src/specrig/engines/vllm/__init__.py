@@ -38,6 +38,11 @@ class RunningEngine:
     log: EngineLog = field(default_factory=EngineLog)
 
 
+DRAFTS_GREEDILY = (
+    "above temperature 0 vLLM drafts greedily and treats the draft as certain, unless draft_sampling is probabilistic"
+)
+
+
 class Vllm(WeightsEngine):
     """Starts vLLM when a cell first needs it. One start serves all cells of one (method, k, options)."""
 
@@ -47,11 +52,9 @@ class Vllm(WeightsEngine):
     simulates = True
     in_process = False
     differences: ClassVar[Mapping[str, str]] = {
-        **dict.fromkeys(
-            ("draft_model", "eagle", "eagle3", "p_eagle", "dflash", "pard"),
-            "above temperature 0 vLLM drafts greedily and treats the draft as certain, unless draft_sampling is "
-            "probabilistic",
-        ),
+        **dict.fromkeys(("draft_model", "eagle", "eagle3", "dflash", "pard"), DRAFTS_GREEDILY),
+        "p_eagle": f"{DRAFTS_GREEDILY}; a head's bias of the token before is left out",
+        "medusa": "the heads' bias of the token before is left out",
         "ngram": "vLLM takes the earliest match of the longest suffix, the native method the latest",
         "suffix": "vLLM's trees (arctic-inference) take the continuation seen first among equally frequent ones, the "
         "native method the latest; they count the suffix's own, unfinished occurrence too",

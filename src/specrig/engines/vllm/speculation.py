@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from specrig.cell import Cell
@@ -34,13 +36,27 @@ def _model(cell: Cell, pair: PairFiles, part: str) -> dict[str, Any]:
         return {"model": pair.draft, "draft_tensor_parallel_size": pair.tensor_parallel, **revision}
     if part not in pair.heads:
         raise EngineError(f"pair {pair.name}: no trained {part} head")
-    config = Path(pair.heads[part], "config.json")
+    folder = Path(pair.heads[part])
     # Of heads on the hub vLLM says itself what is wrong.
-    if config.is_file():
-        why = heads()[part].unloadable("vllm", json_object(config))
-        if why:
+    if (folder / "config.json").is_file():
+        config = json_object(folder / "config.json")
+        if why := heads()[part].unloadable("vllm", config):
             raise EngineError(f"pair {pair.name}: {why}")
+        if config.get("markov_rank"):
+            return {"model": _without_bias(folder).name}
     return {"model": str(pair.heads[part]), **revision}
+
+
+@cache
+def _without_bias(folder: Path) -> TemporaryDirectory[str]:
+    """A copy of a head, as long as this process lasts: vLLM knows no bias of the token before, and loads no tensor that
+    it does not know.
+    """
+    from specrig.heads.markov import copy_without
+
+    made = TemporaryDirectory(prefix="specrig-head-")
+    copy_without(folder, Path(made.name))
+    return made
 
 
 def speculation_of(cell: Cell, pair: PairFiles, draft_sampling: str) -> dict[str, Any]:

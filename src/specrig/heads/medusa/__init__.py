@@ -89,11 +89,7 @@ class Medusa(DepthHeads):
 
     @classmethod
     def unloadable(cls, engine: str, config: Mapping[str, Any]) -> str | None:
-        """VLLM 0.32 misses `token_map` among what it has loaded, so it loads no heads of a reduced vocabulary. It has
-        no bias of the token before.
-        """
-        if engine == "vllm" and config.get("markov_rank"):
-            return "vLLM has no Medusa heads with a bias that depends on the token before; train them with `medusa: {markov_rank: 0}`"
+        """VLLM 0.32 misses `token_map` among what it has loaded, so it loads no heads of a reduced vocabulary."""
         whole = config.get("vocab_size", 0)
         if engine != "vllm" or (drafted := config.get("truncated_vocab_size") or whole) >= whole:
             return None

@@ -9,7 +9,7 @@ Checkpoint (what vLLM loads): config.json of model type "medusa" and model.safet
 `[D, D]`, `.bias` `[D]` and `lm_heads.{i}.weight` `[Vd, D]`. With `original_lm_head` one `lm_head.weight` `[Vd, D]`
 serves all heads. With a reduced vocabulary (`truncated_vocab_size` Vd < V) `token_map` `[Vd]` int64 says which of the
 target's tokens each place stands for. With `markov_rank` there is a bias of the token before (`heads.markov`), which
-vLLM does not load. D hidden width, V vocabulary, Vd the heads', K heads.
+vLLM does not know. D hidden width, V vocabulary, Vd the heads', K heads.
 """
 
 from __future__ import annotations

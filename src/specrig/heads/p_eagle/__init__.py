@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -65,13 +65,3 @@ class PEagle(LayerHead):
     def active_parameters(self, sizes: Sizes) -> float:
         """All its weights, for a position and for each mask that follows it; of the bias a row is looked up."""
         return self.copies * (self.weights(sizes) - self.markov_rank * sizes.vocabulary)
-
-    @classmethod
-    def unloadable(cls, engine: str, config: Mapping[str, Any]) -> str | None:
-        """VLLM has no bias of the token before."""
-        if engine != "vllm" or not config.get("markov_rank"):
-            return None
-        return (
-            "vLLM has no P-EAGLE head with a bias that depends on the token before; train it with "
-            "`p_eagle: {markov_rank: 0}`"
-        )

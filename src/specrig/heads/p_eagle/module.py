@@ -10,7 +10,7 @@ the pass; entries and rounds are EAGLE-3's (`heads.eagle3`).
 With a bias of the token before (`heads.markov`) a mask also knows the token that is drafted before its own.
 
 Checkpoint (what vLLM loads as `eagle3` with `parallel_drafting`): EAGLE-3's, with `ptd_token_id`, the mask token, in
-config.json, and `mask_hidden` `[1, 3D]`; the bias, where there is one, which vLLM does not load.
+config.json, and `mask_hidden` `[1, 3D]`; the bias, where there is one, which vLLM does not know.
 """
 
 from __future__ import annotations
