@@ -8,41 +8,29 @@ vocabulary, Vd the heads'.
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 
-from specrig.heads.checkpoint import Shapes, read
+from specrig.heads.checkpoint import Shapes
 from specrig.runtime import compiled
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-_EMBEDDING, _LM_HEAD, _RANK = "markov.embedding.weight", "markov.lm_head.weight", "markov_rank"
+_EMBEDDING, _LM_HEAD, RANK = "markov.embedding.weight", "markov.lm_head.weight", "markov_rank"
+TENSORS = _EMBEDDING, _LM_HEAD
 
 
 def shapes(config: Any) -> Shapes:
     """Its tensors in the checkpoint of heads with this configuration; none without `markov_rank`."""
-    rank, V = getattr(config, _RANK, 0), config.vocab_size
+    rank, V = getattr(config, RANK, 0), config.vocab_size
     drafted = getattr(config, "truncated_vocab_size", None) or getattr(config, "draft_vocab_size", None) or V
     return {_EMBEDDING: (V, rank), _LM_HEAD: (drafted, rank)} if rank else {}
 
 
 def noted(rank: int) -> dict[str, int]:
     """What config.json says of it."""
-    return {_RANK: rank} if rank else {}
-
-
-def copy_without(folder: Path, into: Path) -> None:
-    """Write the head in `folder` without its bias, for an engine that does not know it. Raises OSError for no head."""
-    config = {key: value for key, value in json.loads((folder / "config.json").read_bytes()).items() if key != _RANK}
-    (into / "config.json").write_text(json.dumps(config, indent=1))
-    kept = {name: tensor for name, tensor in read(folder).items() if name not in (_EMBEDDING, _LM_HEAD)}
-    save_file(kept, into / "model.safetensors", metadata={"format": "pt"})
+    return {RANK: rank} if rank else {}
 
 
 class MarkovBias(nn.Module):

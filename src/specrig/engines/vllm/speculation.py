@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -52,10 +53,16 @@ def _without_bias(folder: Path) -> TemporaryDirectory[str]:
     """A copy of a head, as long as this process lasts: vLLM knows no bias of the token before, and loads no tensor that
     it does not know.
     """
-    from specrig.heads.markov import copy_without
+    from safetensors.torch import save_file
+
+    from specrig.heads import markov
+    from specrig.heads.checkpoint import read
 
     made = TemporaryDirectory(prefix="specrig-head-")
-    copy_without(folder, Path(made.name))
+    config = {key: value for key, value in json_object(folder / "config.json").items() if key != markov.RANK}
+    Path(made.name, "config.json").write_text(json.dumps(config, indent=1))
+    kept = {name: tensor for name, tensor in read(folder).items() if name not in markov.TENSORS}
+    save_file(kept, Path(made.name, "model.safetensors"), metadata={"format": "pt"})
     return made
 
 
