@@ -39,6 +39,8 @@ class DraftHead(Checkpoint, LlamaModel):
     norm: Tensor | None = None
     _every: Tensor
     _ids: Sequence[int] = ()
+    order: Tensor | slice = slice(None)
+    """Of the drafted tokens in the checkpoint, that makes their ids rise; rows of its LM head follow it."""
     markov: MarkovBias | None = None
     """Of the token before, for a head that drafts in one pass; None: there is none."""
     vocabulary: Tensor | None = None
@@ -93,14 +95,11 @@ class DraftHead(Checkpoint, LlamaModel):
     def _take(self, rows: list[list[int]], features: Tensor) -> Any:
         """Run and keep, in each row, the true features `[B, n, D]` before the tokens `rows[b]`."""
 
-    def set_vocabulary(self, token_ids: Tensor) -> Tensor:
-        """Draft none but the target's tokens `token_ids` `[Vd]`; returns the order that makes them rise, which its LM
-        head must follow.
-        """
+    def set_vocabulary(self, token_ids: Tensor) -> None:
+        """Draft none but the target's tokens `token_ids` `[Vd]`, in their rising `order`."""
         # Rising, so that the tokens below a bound are the first ones.
-        self._every, order = token_ids.sort()
+        self._every, self.order = token_ids.sort()
         self._ids = self._every.tolist()
-        return order
 
     def limit_to_first(self, V: int) -> None:
         """Draft none but the target's first V tokens, and of a cut vocabulary those among them: what follows is

@@ -107,10 +107,11 @@ def greedy_chain(logits: Tensor, embedding: Tensor, blocks: Tensor, ids: Tensor 
     embedding. ids: `[V]`, which tokens the logits are of; None: all.
     """
     B, k, V = logits.shape
+    logits = logits.contiguous()  # named, so that it lives as long as the call reads it
     out = torch.empty((B, k), dtype=torch.int64)
     library().greedy_chain(
         out.data_ptr(),
-        logits.contiguous().data_ptr(),
+        logits.data_ptr(),
         embedding.data_ptr(),
         blocks.data_ptr(),
         None if ids is None else ids.data_ptr(),

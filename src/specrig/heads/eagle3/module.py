@@ -82,8 +82,8 @@ class Eagle3Head(EagleHead):
         self.norm = weights["norm.weight"]
         rows = weights["lm_head.weight"]
         if "d2t" in weights:
-            rows = rows[self.set_vocabulary(torch.arange(len(rows), device=self.device) + weights["d2t"])]
-        self.head = Linear(rows)
+            self.set_vocabulary(torch.arange(len(rows), device=self.device) + weights["d2t"])
+        self.head = Linear(rows[self.order])
 
     @torch.inference_mode()
     def fuse(self, aux_hidden_states: Tensor) -> Tensor:

@@ -83,9 +83,8 @@ class HydraHeads(DepthHeads):
         their children.
         """
         logits = self.run(head, partial(self._logits, head), inputs, inputs.shape[1])
-        return biased(
-            logits[..., : self.tokens], self.markov, tokens
-        )  # what is padding for the target is never offered
+        # What is padding for the target is never offered.
+        return biased(logits[..., : self.tokens], self.markov, tokens)
 
     def _logits(self, head: int, inputs: Tensor) -> tuple[Tensor]:
         inner, residual = self.blocks[head](inputs).chunk(2, -1)

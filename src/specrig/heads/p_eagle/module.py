@@ -65,12 +65,7 @@ class PEagleHead(Eagle3Head):
         """Build the layers and m from the checkpoint's tensors."""
         super().take_weights(weights)
         self.mask_feature = self.fuse(weights["mask_hidden"])
-        rising = (
-            torch.argsort(torch.arange(len(weights["d2t"]), device=self.device) + weights["d2t"])
-            if "d2t" in weights
-            else slice(None)
-        )
-        self.markov = MarkovBias.of(weights, rising)
+        self.markov = MarkovBias.of(weights, self.order)
 
     def draft(self, rows: Sequence[Sequence[int]], done: Sequence[bool], k: int) -> Tensor:
         """Run the entries of the tokens that were accepted and k - 1 masks; returns the logits `[B, k, Vd]` of k

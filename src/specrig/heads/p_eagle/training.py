@@ -2,8 +2,9 @@
 
 The true entries of a text run as in EAGLE-3. Behind each anchor a, entry a, come masks of depth 1, 2, …: the one of
 depth d is at position a + d, sees the true entries up to a and the anchor's masks up to its own, and drafts token a + d
-+ 2. The bias of the token before, where there is one, is learnt from the true token a + d + 1. Deeper masks are learnt from fewer anchors, those of a depth among those of the depth before (conditional drop-out,
-`losses.kept_anchors`). So one pass over a text costs some three times what it has entries.
++ 2. The bias of the token before, where there is one, is learnt from the true token a + d + 1. Deeper masks are learnt
+from fewer anchors, those of a depth among those of the depth before (conditional drop-out, `losses.kept_anchors`). So
+one pass over a text costs some three times what it has entries.
 Shapes: B sequences, T entries (tokens less one), K depths, D hidden, N entries and masks.
 """
 
