@@ -28,7 +28,7 @@ METHODS = ["draft_model", "ngram"]
 
 
 def load(steal_s: float) -> Load:
-    """What the system counted in a second of work; `steal_s` of 0.05 is about the limit."""
+    """What the system counted in a second of work; `steal_s` of a third is the limit."""
     return Load(elapsed_s=1.0, own_s=1.0, others_s=0.0, steal_s=steal_s, waited_s=0.0, held_s=0.0)
 
 
@@ -89,12 +89,12 @@ def test_disturbed_cells_are_measured_again_and_the_others_are_not(
     letters: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = study_of(letters, times=2, share=9.0)
-    planted = Planted(monkeypatch, lambda method, attempt: 0.5 if method == "ngram" and attempt == 1 else 0.0)
+    planted = Planted(monkeypatch, lambda method, attempt: 2.0 if method == "ngram" and attempt == 1 else 0.0)
     runner.measure(own, "native", "tiny", METHODS)
     assert planted.blocks == [["own-k2-t0-b1", "own-k3-t0-b1", "own-k3-t0-b1"], ["own-k3-t0-b1"]]
     disturbed, quiet = file_of(own, "ngram"), file_of(own, "draft_model")
     assert other_attempts(quiet) == {} and other_attempts(disturbed) == {1: attempt_file(disturbed, 1)}
-    assert steal_of(disturbed) == {0.0} and steal_of(attempt_file(disturbed, 1)) == {0.5}
+    assert steal_of(disturbed) == {0.0} and steal_of(attempt_file(disturbed, 1)) == {2.0}
     first, second = ([*read_records(path)] for path in (attempt_file(disturbed, 1), disturbed))
     assert [record.run.tokens for record in first] == [record.run.tokens for record in second], "the same seeds"
     assert {record.digest for record in first} == {record.digest for record in second}
@@ -116,13 +116,13 @@ def test_beside_a_load_that_stays_the_least_disturbed_of_three_counts(
     letters: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = study_of(letters, times=2, share=9.0)
-    planted = Planted(monkeypatch, lambda method, attempt: {1: 0.4, 2: 0.2, 3: 0.3}[attempt])
+    planted = Planted(monkeypatch, lambda method, attempt: {1: 0.8, 2: 0.5, 3: 0.6}[attempt])
     runner.measure(own, "native", "tiny", METHODS)
     assert [len(block) for block in planted.blocks] == [3, 3, 3]
     for method in METHODS:
         path = file_of(own, method)
-        assert steal_of(path) == {0.2}
-        assert {number: steal_of(other) for number, other in other_attempts(path).items()} == {1: {0.4}, 3: {0.3}}
+        assert steal_of(path) == {0.5}
+        assert {number: steal_of(other) for number, other in other_attempts(path).items()} == {1: {0.8}, 3: {0.6}}
 
 
 @pytest.mark.parametrize("remeasure", [{"times": 0, "share": 9.0}, {"times": 2, "share": 0.9}])
@@ -174,7 +174,7 @@ def test_choosing_by_signs_does_not_bias_the_speedup_and_choosing_by_speed_does(
     alike = simulation.simulate(4000, extra=0.0)
     first, signs, speed = (alike[choice] for choice in ("the first", "by signs", "by speed"))
     assert abs(signs.bias) < 0.003 and abs(signs.bias - first.bias) < 2 * (first.error + signs.error)
-    assert speed.bias > 0.008 and alike["the fastest of three"].bias > 0.025
-    assert signs.spread < 0.8 * first.spread and signs.marked < 0.2 * first.marked
+    assert speed.bias > 4 * speed.error and alike["the fastest of three"].bias > 0.025
+    assert signs.spread < 0.95 * first.spread and signs.marked < 0.2 * first.marked
     suffers = simulation.simulate(4000, extra=0.2)
-    assert abs(suffers["by signs"].bias) < 0.6 * abs(suffers["the first"].bias), "less of what the load itself does"
+    assert abs(suffers["by signs"].bias) < 0.8 * abs(suffers["the first"].bias), "less of what the load itself does"

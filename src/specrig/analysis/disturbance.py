@@ -26,10 +26,10 @@ from specrig.measurement import signs
 from specrig.measurement.records import NOT_RECORDED, Probe, Record, Run, baselines, groups
 from specrig.measurement.signs import loads
 
-SPREAD = 0.15
+SPREAD = 0.4
 """Largest tolerated robust coefficient of variation of the baseline's speed over a cell's groups. Prompts of different
-lengths cause 0.02 to 0.08 (median of the published run 0.04). With 8 prompts, 0.15 already makes the mean uncertain by
-10 %."""
+lengths cause 0.02 to 0.08, planted loads up to 0.4, and up to there the intervals hold as often as they should
+(`benchmarks/planted_loads.py`)."""
 DRIFT = 0.2
 """Largest tolerated slowdown of the baseline between the halves of a replicate."""
 BETWEEN = 0.33
