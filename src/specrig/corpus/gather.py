@@ -2,7 +2,8 @@
 no torch.
 
 Whole files (code, summarization) or whole combinations of entities (translation, creative writing) are held out. A hash
-of the seed and their names decides which, so the same seed and the same installed packages give the same corpus.
+of their names decides which, whatever the seed: so no study evaluates with what the training of another has read. The
+same seed and the same installed packages give the same corpus.
 """
 
 from __future__ import annotations

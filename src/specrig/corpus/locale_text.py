@@ -56,7 +56,7 @@ def translation(seed: int, settings: Corpus) -> Iterator[Example]:
         for make in random_.choices(kinds, k=PHRASES):
             while True:
                 phrase = make(random_)
-                if (hash_fraction(seed, "phrase", phrase[0]) < heldout_share) == heldout:
+                if (hash_fraction("phrase", phrase[0]) < heldout_share) == heldout:
                     break
             phrases.append(phrase)
         english = "\n".join(render("en") for _, render in phrases)

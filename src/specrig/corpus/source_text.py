@@ -37,6 +37,8 @@ _PROMISING = re.compile(
     r"\t]+(?!Parameters|Args|Arguments|Returns|Example|Raises|>>>|\.\.|[-*:])\S"
 )
 _NO_PROSE = re.compile(r"^\s*(>>>|\.\. |[-=*]{3,}|\w+:$|[-*:|+])|\n\s*[-=~]{3,}", re.MULTILINE)
+_POINTER = re.compile(r"(Refer to|See|Same as|Alias for|This is an alias)\b")
+"""Documentation that begins so says nothing by itself."""
 LONGEST_PROSE = 450
 """Longest piece of documentation that an assistant is asked to summarize, in characters."""
 LEAST_PROSE = 250
@@ -55,10 +57,10 @@ def code(seed: int, settings: Corpus) -> Iterator[Example]:
 
 
 def _functions(files: list[Path], root: Path, kind: str, seed: int, settings: Corpus) -> Iterator[Example]:
-    """Yield code examples, files shuffled; seed, `kind` and a file's name decide whether it is held out."""
+    """Yield code examples, files shuffled; `kind` and a file's name decide whether it is held out."""
     for file in _shuffled(files, root, seed):
         name = file.relative_to(root).as_posix()
-        heldout = hash_fraction(seed, kind, name) < settings.heldout_share
+        heldout = hash_fraction(kind, name) < settings.heldout_share
         text = _read(file)
         lines = text.split("\n")
         for node in _documented(text):
@@ -116,7 +118,7 @@ def _package(name: str, seed: int, settings: Corpus) -> Iterator[Example]:
     seen: set[str] = set()
     for file in _shuffled(files, root, seed):
         source = file.relative_to(root).as_posix()
-        heldout = hash_fraction(seed, "summarization", source) < settings.heldout_share
+        heldout = hash_fraction("summarization", source) < settings.heldout_share
         entries = []
         text = _read(file)
         if len(_PROMISING.findall(text)) < 2:
@@ -124,6 +126,8 @@ def _package(name: str, seed: int, settings: Corpus) -> Iterator[Example]:
         for node in _documented(text):
             summary, rest = _split_docstring(node)
             body = _excerpt(rest, settings.limits.excerpt)
+            if _POINTER.match(body) or _POINTER.match(summary):
+                continue
             if 25 <= len(summary) <= 110 and len(body) >= 40 and summary not in seen and body not in seen:
                 seen.update((summary, body))
                 entries.append((node.name, summary, body, _prose(node, LONGEST_PROSE)))

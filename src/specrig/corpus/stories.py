@@ -27,7 +27,7 @@ def creative_writing(seed: int, settings: Corpus) -> Iterator[Example]:
         index += 1
         bound = _cast(random_)
         source = " + ".join((bound["hero"], bound["place"], bound["treasure"]))
-        heldout = hash_fraction(seed, "story entities", source) < settings.heldout_share
+        heldout = hash_fraction("story entities", source) < settings.heldout_share
         title = fill(random_.choice(TITLES), bound, random_)
         opening = fill(random_.choice(OPENINGS), bound, random_)
         paragraphs = [" ".join(fill(random_.choice(choices), bound, random_) for choices in beats) for beats in BEATS]

@@ -1,7 +1,8 @@
 """`specrig pack-weights`: a trained draft or head as a folder to give away, with a card that says what it is.
 
 The weights are stored in bfloat16, half of what a training writes. The card holds what the training's own files say:
-text, steps, hours, held-out acceptance; and where a study measured the model, its acceptance length and speedup.
+text, steps, hours, held-out acceptance; and where a study measured the model, its acceptance length and speedup. Beside
+it lies the list of requests that the model learnt from, so that nobody evaluates with them.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from safetensors.torch import load_file, save_file
 from specrig import __version__, heads
 from specrig.analysis.cells import row_dicts
 from specrig.analysis.disturbance import disturbed
+from specrig.corpus.trained_on import trained_on, write_trained_on
 from specrig.decoding.drafters import registry
 from specrig.heads.base import TrainingError
 from specrig.models.pair import first_line
@@ -31,6 +33,7 @@ from specrig.results.grid import measured, number
 from specrig.results.labels import DISTURBED_NOTE
 from specrig.study.study import Study
 from specrig.training.stages import FILES, TEXT
+from specrig.training.target_text import requests_of
 
 CARD = "README.md"
 
@@ -56,6 +59,9 @@ def pack_weights(study: Study, pair: str, model: str, to: Path, licence: str) ->
     for file in source.iterdir():
         if file.suffix == ".json":  # its config, its target, of a draft its tokenizer
             shutil.copyfile(file, folder / file.name)
+    with _reading(models / TEXT):
+        learnt = requests_of(models).union(*map(trained_on, study.training.initial(model)))
+    write_trained_on(folder, learnt)
     (folder / CARD).write_text(_card(study, pair, model, folder, licence), encoding="utf-8")
     return folder
 

@@ -10,6 +10,7 @@ from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 
+from specrig.corpus.trained_on import fingerprint, trained_on
 from specrig.corpus.wording import normalized
 from specrig.study.config import Config
 from specrig.study.grid import Grid
@@ -44,9 +45,11 @@ class Study(Config):
     def prompts_of(self, task: str, root: Path) -> list[Prompt]:
         """The first prompts of a task, as many as its cell with the largest batch runs; `root` is the results folder.
 
-        Raises PromptError for a file that has no prompts, has a wrong format or is not fetched yet.
+        Without those that a draft or head of the study's pairs learnt from, as its folder says. Raises PromptError for
+        a file that has no prompts, has a wrong format or is not fetched yet.
         """
-        return self._read(task, root)[: self.grid.prompts_read(task)]
+        unseen = [each for each in self._read(task, root) if self._trained_on.isdisjoint(map(fingerprint, each.asks()))]
+        return unseen[: self.grid.prompts_read(task)]
 
     def evaluated(self, root: Path) -> frozenset[str]:
         """The normalized text of every prompt of the study's tasks that is at hand, also of those not measured yet."""
@@ -54,8 +57,15 @@ class Study(Config):
         for task in self.tasks:
             with suppress(PromptError):  # not there yet, or unusable, which the job that measures will say
                 prompts = self._read(task, root)
-                found.update(normalized(text) for each in prompts for text in (each.text, *each.turns))
+                found.update(normalized(text) for each in prompts for text in each.asks())
         return frozenset(found)
+
+    @cached_property
+    def _trained_on(self) -> frozenset[str]:
+        """Fingerprints of the requests that the pairs' drafts and heads brought with them."""
+        rows = [self.rows.pairs[pair] for pair in self.pairs]
+        folders = {source for row in rows for source in (row.draft, *row.head_folders.values()) if source}
+        return frozenset().union(*(trained_on(Path(folder).expanduser()) for folder in folders))
 
     def scorers(self, task: str) -> list[str]:
         """The names of a task's scorers. Its reference is for the first turn, so later turns have none."""

@@ -26,6 +26,10 @@ class Prompt:
     reference: str = ""
     turns: tuple[str, ...] = ()
 
+    def asks(self) -> tuple[str, ...]:
+        """All that the user says."""
+        return self.turns or (self.text,)
+
 
 def read_prompts(
     path: Path | str, *, sha256: str | None = None, limit: int | None = None, **mapping: Any

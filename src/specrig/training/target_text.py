@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from specrig.corpus import gather as corpus
+from specrig.corpus.trained_on import fingerprint
 from specrig.heads.base import TrainingError
 from specrig.heads.learner import Texts
 from specrig.heads.teacher import end_tokens, weights_of
@@ -29,6 +30,7 @@ from specrig.training.trainer import PackedText, tokenize
 
 SHARDS = "text"
 """In a pair's folder: what its target wrote, in shards."""
+_REQUESTS = "train.requests"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +65,17 @@ def write_text(
             for start, end in text.spans:
                 written[row, start:end] = True
         tensors |= {f"{part}.tokens": tokens, f"{part}.written": written}
+    learnt = sorted({int(fingerprint(request), 16) for text in train for request in text.requests})
+    tensors[_REQUESTS] = torch.tensor(learnt, dtype=torch.uint64)
     out = models / TEXT
     out.parent.mkdir(parents=True, exist_ok=True)
     save_file(tensors, out.with_suffix(".unfinished"))
     out.with_suffix(".unfinished").replace(out)
+
+
+def requests_of(models: Path) -> set[str]:
+    """The `fingerprint`s of the requests that the training text of a pair's folder answers."""
+    return {f"{request:016x}" for request in load_file(models / TEXT)[_REQUESTS].tolist()}
 
 
 def read_text(models: Path) -> TargetText:
