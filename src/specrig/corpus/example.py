@@ -11,7 +11,7 @@ TASKS = ("code", "summarization", "translation", "creative_writing")
 CHAT = "_chat"
 """Behind a task's name: the same held-out examples as instructions to an assistant."""
 EXPLANATION = "explanation" + CHAT
-"""The held-out functions of `code`, which an assistant is asked to explain. Nothing is trained on this task."""
+"""The held-out functions of `code`, which an assistant is asked to explain."""
 PROMPT_FILES = (*TASKS, *(task + CHAT for task in TASKS), EXPLANATION)
 """Names of the files of held-out prompts, and of the tasks that read them."""
 

@@ -38,11 +38,15 @@ def _request(example: Example) -> tuple[str, str]:
     return example.instruction, example.answer
 
 
-def _explanation(example: Example) -> tuple[str, str]:
-    """A request to explain a function of `code`, and what its docstring says."""
-    signature, _, doc = example.prompt.partition('\n    """')
+def explanation(prompt: str, completion: str) -> tuple[str, str]:
+    """A request to explain the function of an example of `code`, and what its docstring says."""
+    signature, _, doc = prompt.partition('\n    """')
     documentation = " ".join(doc.replace('"""', "").split())
-    return instructions.explanation(f"{signature}\n{example.completion}".rstrip()), documentation
+    return instructions.explanation(f"{signature}\n{completion}".rstrip()), documentation
+
+
+def _explanation(example: Example) -> tuple[str, str]:
+    return explanation(example.prompt, example.completion)
 
 
 PROMPTS: dict[str, tuple[str, Callable[[Example], tuple[str, str]]]] = {

@@ -157,11 +157,18 @@ def _of_corpus(recipe: Recipe, corpus_dir: Path, *, heldout: bool) -> dict[str, 
     rows = gather.read(corpus_dir / ("heldout.jsonl" if heldout else "train.jsonl"))
     groups = {}
     for task in TASKS:
-        mine = {row["prompt"]: _request(row["prompt"], row["instruction"]) for row in rows if row["task"] == task}
+        mine = {row["prompt"]: _request(row["prompt"], _asked(row)) for row in rows if row["task"] == task}
         # In training a part is taken, whatever the order in which the corpus was gathered.
         names = list(mine) if heldout else sorted(mine, key=lambda prompt: number(recipe.seed, prompt))
         groups[task] = [mine[name] for name in names]
     return groups
+
+
+def _asked(row: dict[str, str]) -> str:
+    """What an assistant is asked in a row of the corpus: to write a function, or every second time to explain it."""
+    if row["task"] == "code" and number("explain", row["prompt"]) % 2:
+        return gather.explanation(row["prompt"], row["completion"])[0]
+    return row["instruction"]
 
 
 def _request(text: str, instruction: str) -> Request:
