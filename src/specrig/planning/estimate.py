@@ -265,7 +265,7 @@ def teacher_shape(study: Study, pair: str) -> Shape | None:
     if row.base:
         return teacher_shape(study, row.base)
     return (
-        _shape(row.target)
+        shape_at_hand(row.target)
         if row.trained_in("target") is None
         else embedded_shape(study.training.target, study.training.vocabulary)
     )
@@ -273,13 +273,17 @@ def teacher_shape(study: Study, pair: str) -> Shape | None:
 
 def _pair_size(study: Study, pair: str, batch: int, tokens: int) -> PairSize:
     row, target = study.rows.pairs[pair], teacher_shape(study, pair)
-    draft = _shape(row.draft)
+    draft = shape_at_hand(row.draft)
     if row.trained_in("draft") is not None and target is not None:
         draft = embedded_shape(study.training.draft, int(target.config["vocab_size"]))
     return PairSize(pair, row.dtype, target, draft, batch, tokens)
 
 
-def _shape(model: str | None) -> Shape | None:
+def shape_at_hand(model: str | None) -> Shape | None:
+    """A model's shape by shipped facts, its folder's config or its GGUF file; None where none of them says it.
+
+    Raises ModelError for a GGUF file that cannot be read.
+    """
     if is_gguf(model):
         return facts.shape_of(gguf_config(str(model)))
     return facts.shape_of(facts.config_at_hand(model)) if model else None

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from specrig.study.problems import Problem, Problems, StudyError, shortened
+from specrig.study.problems import Positions, Problem, Problems, StudyError, shortened
+from specrig.study.rows import Pair
 
 Kind = Callable[[str], object]
 
@@ -68,6 +70,34 @@ def usable_cells(study: Path, pair: str, problems: Problems) -> list[dict[str, s
         problems.row(file, None, "pair", f"the study measured no pair {pair!r}", fix)
     fair = [row for row in rows if row["lossless"] == "True" and row.get("failed") != "True" and row["speedup"]]
     return [row for row in fair if row["method"] != "autoregressive"]
+
+
+RESULTS = Path("results")
+"""Where studies lie, unless their config names another folder."""
+DECIDING = ("target", "draft", "dtype", "weights")
+"""Columns by which two rows of one name are the same pair."""
+
+
+def studies_of(pair: Pair) -> list[Path]:
+    """The results folders of the finished studies in `RESULTS` by which a pair's methods may be judged, newest first.
+
+    Raises StudyError for one with a damaged table.
+    """
+    times = {}
+    for file in RESULTS.glob("*/tables/cells.csv"):
+        study = file.parent.parent
+        if _has_row(study, pair) and usable_cells(study, pair.pair, Problems(Positions([]))):
+            times[study] = file.stat().st_mtime
+    return sorted(times, key=lambda study: (-times[study], study))
+
+
+def _has_row(study: Path, pair: Pair) -> bool:
+    """Whether a study has this pair; a study that cannot be read has not."""
+    try:
+        row = json.loads((study / "study.json").read_text(encoding="utf-8"))["rows"]["pairs"][pair.pair]
+        return all(row[column] == getattr(pair, column) for column in DECIDING)
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return False
 
 
 def prompts_needed(study: Path) -> list[float]:
