@@ -194,6 +194,21 @@ def needs(study: Study) -> str:
     return f"{extent(study)} · {known or f'{where} not known'} · at most {spent} of measuring"
 
 
+def run_estimate(study: Study, measured: int) -> str | None:
+    """One sentence with the time of a run that has to measure all but `measured` cells; None where it is not known."""
+    cells = len(study.grid.cells)
+    measuring = 3600 * hours(study, pair_sizes(study))[0] * (cells - measured) / max(cells, 1)
+    if not measuring:
+        return None
+    flop = training_cost(study).flop
+    trains = flop / ARITHMETIC["cuda" if study.uses_gpu() else "cpu"][0]
+    first = f", after {time_text(trains)} of training what is not trained yet" if trains else ""
+    return (
+        f"Study {study.study}: at most {time_text(measuring)} of measuring{first}, by `specrig plan`. "
+        "The percentages below count jobs, not time."
+    )
+
+
 def extent(study: Study) -> str:
     """Cells, jobs and replicates as text, e.g. `6 cells in 1 job × 2`."""
     cells, jobs = len(study.grid.cells), len(study.grid.jobs)
