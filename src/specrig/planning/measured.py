@@ -132,7 +132,7 @@ def cells_measured(study: Study) -> int:
 def _settings(study: Study, engine: str, pair: str) -> tuple[object, object] | None:
     """What decides a pair's measurements with an engine besides `JOB_KEYS`; None for a pair that the study has not."""
     row = study.rows.pairs.get(pair)
-    return row and (row.model_dump(exclude={"notes"}), study.engine_options.get(engine))
+    return None if row is None else (row.model_dump(exclude={"notes"}), study.engine_options.get(engine))
 
 
 def _recorded(folder: Path) -> set[str]:
