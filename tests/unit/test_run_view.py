@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from specrig import cli
 from specrig.cli import run
 from specrig.cli.run_view import RunState, expected_seconds, show_run
+from specrig.planning.estimate import hours, needs, pair_sizes, run_estimate
 from specrig.study.load import load_study
 
 HEAD = """\
@@ -108,6 +110,29 @@ def test_measuring_and_training_weigh_as_planned(repository: Path) -> None:
     )
     assert quick["measure"] > 5 * quick["audit_exact"]
     assert embedded["train"] > quick["train"]
+
+
+def test_off_a_terminal_the_first_line_is_the_plans_estimate(
+    monkeypatch: pytest.MonkeyPatch, workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said: list[str] = []
+
+    def wait(command: list[str], show: object) -> tuple[bool, int]:
+        assert show is None
+        said.append(capsys.readouterr().err)  # what was printed before Snakemake starts
+        return False, 0
+
+    monkeypatch.setattr(run, "_wait", wait)
+    Path("Snakefile").touch()
+    assert cli.main(["run", "configs/test.yaml"]) == 0
+    study = load_study(Path("configs/test.yaml"))
+    spent = re.search(r"at most (.*) of measuring", needs(study))
+    assert spent and said[0].startswith(f"Study test: at most {spent[1]} of measuring, after ")
+    assert "count jobs, not time.\n" in said[0]
+    assert cli.main(["run", "configs/test.yaml", "-n"]) == 0 and said[1] == "", "Snakemake is asked for its own output"
+    assert run_estimate(study, len(study.grid.cells)) is None, "nothing is left to measure"
+    half = re.search(r"at most (\d+) seconds", str(run_estimate(study, len(study.grid.cells) // 2)))
+    assert half and int(half[1]) == pytest.approx(1800 * hours(study, pair_sizes(study))[0], abs=1)
 
 
 @pytest.mark.parametrize(

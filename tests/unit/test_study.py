@@ -136,6 +136,8 @@ def test_a_resolved_study_stands_alone(workplace: Path) -> None:
         ({"methods": [{"method": "ngram", "k": [4, 17]}]}, ["k = 17 is outside 1 to 16"]),
         ({"methods": [{"method": "ngram", "k": "four"}]}, ["methods[0].k", "you gave 'four'"]),
         ({"methods": [{"method": "ngram", "min_m": 2}]}, ["unknown option 'min_m'", "did you mean 'min_n'?"]),
+        ({"methods": [{"method": "ngram", "K": 4}]}, ["methods[0].K", "unknown option 'K'", "did you mean 'k'?"]),
+        ({"engines": ["NATIVE"]}, ["unknown engine 'NATIVE'", "did you mean 'native'?"]),
         ({"methods": [{"method": "ngram", "temperatues": [1]}]}, ["did you mean 'temperatures'?"]),
         ({"methods": [{"method": "ngram", "n": [2, 99]}]}, ["methods[0].n", "you gave 99"]),
         ({"methods": [{"method": "ngram", "n": 2, "min_n": 3}]}, ["min_n 3 is above n 2"]),
@@ -150,7 +152,8 @@ def test_a_resolved_study_stands_alone(workplace: Path) -> None:
         ({"prompts": 10_000}, ["held-out prompts per task", "raise training.corpus.prompts"]),
         ({"device": "gpu"}, ["device", "'auto', 'cpu' or 'cuda'"]),
         ({"results": "configs/pairs.tsv"}, ["pairs.tsv is a file, not a folder"]),
-        ({"tables": {"pairs": "configs/nowhere.tsv"}}, ["nowhere.tsv", "no such table"]),
+        ({"tables": {"pairs": "configs/nowhere.tsv"}}, ["nowhere.tsv", "no such table", "pair, target, tab-separated"]),
+        ({"tables": {"pairs": "configs/nowhere.csv"}}, ["nowhere.csv", "pair, target, comma-separated"]),
     ],
 )
 def test_mistakes_are_named_with_their_place_and_the_fix(

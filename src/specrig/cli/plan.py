@@ -75,14 +75,21 @@ def _print_parts(parts: Sequence[Part]) -> None:
 def advise(
     pair: Annotated[str, typer.Argument(help="Row of the table of pairs")],
     device: Annotated[str | None, typer.Option(help="e.g. 'RTX 4090', '2x H100'")] = None,
-    study: Annotated[Path | None, typer.Option(help="results/<study>, whose measurements are preferred")] = None,
+    study: Annotated[
+        Path | None,
+        typer.Option(help="results/<study> to read; default: the newest in results/ that measured the pair"),
+    ] = None,
     pairs: Annotated[Path, typer.Option(help="Table of pairs")] = Path("configs/pairs.tsv"),
     reported: Annotated[Path, typer.Option(help="Table of reported figures")] = Path("configs/reported.csv"),
     trained_by: Annotated[Path, typer.Option(help="Study that trains the pair, where --study does not")] = DEFAULT,
     as_json: Json = False,
 ) -> None:
-    """Advise a method and k for a pair, with reasons: from a study's measurements, else from a cost model."""
-    from specrig.planning.advice import advise, show_advice
+    """Advise a method and k for a pair, with reasons: from a study's measurements, else from a cost model.
+
+    Without --device and --study it reads the newest finished study in results/ that measured the pair.
+    """
+    from specrig.planning.advice import advise
+    from specrig.planning.advice_view import show_advice
 
     found = advise(pair, pairs, reported, device, study, trained_by)
     if as_json:

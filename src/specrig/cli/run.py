@@ -39,7 +39,7 @@ def run(
 ) -> None:
     """Run a study: only what is missing or stale. The same command continues after an interruption.
 
-    On a terminal one bar shows the whole study.
+    On a terminal one bar shows the whole study. Elsewhere Snakemake's own lines follow the plan's estimate.
     """
     words = list(arguments or [])
     config = Path(words.pop(0)) if words and not words[0].startswith("-") else DEFAULT
@@ -51,7 +51,10 @@ def run(
     chosen = [] if profile is None else ["--workflow-profile", str(_profile(profile))]
     # The config stands last: it takes every word behind it that is no option.
     command = [sys.executable, "-m", "snakemake", *chosen, *words, "--configfile", str(config)]
-    interrupted, code = _wait(command, _view(config, words))
+    show = _view(config, words)
+    if show is None and not words and (sentence := _estimate(config)):
+        typer.echo(sentence, err=True)
+    interrupted, code = _wait(command, show)
     if code:
         # After an interruption Snakemake's process has printed its line (`dag.interruption`).
         raise SystemExit(INTERRUPTED) if interrupted else typer.Exit(code)
@@ -81,6 +84,22 @@ def _view(config: Path, words: Sequence[str]) -> Show | None:
     except StudyError:  # Snakemake says it, and knows what --config changes
         return None
     return lambda lines: show_run(lines, RunState(expected), console(stderr=True))
+
+
+def _estimate(config: Path) -> str | None:
+    """What the plan says of a run's time; None where it says nothing, or nothing is left to measure.
+
+    Snakemake's own lines count jobs, of which the few that measure take nearly all the time.
+    """
+    from specrig.planning.estimate import run_estimate
+    from specrig.planning.measured import cells_measured
+    from specrig.study.problems import StudyError
+
+    try:
+        study = load(config)
+    except StudyError:  # Snakemake says it
+        return None
+    return run_estimate(study, cells_measured(study))
 
 
 def _wait(command: Sequence[str], show: Show | None) -> tuple[bool, int]:

@@ -39,6 +39,7 @@ from specrig.measurement.traffic.records import damaged_points
 from specrig.models.gguf import FILES as CONVERTED_FILES
 from specrig.models.gguf import located
 from specrig.planning.estimate import Demand, PairSize, measuring_demand, pair_sizes, traffic_demand, training_demand
+from specrig.planning.measured import JOB_KEYS
 from specrig.provenance.digests import code_digest
 from specrig.study.overlap import prompts_in_both
 from specrig.study.study import Study
@@ -46,8 +47,6 @@ from specrig.study.traffic import Point
 from specrig.tasks.variants import variant_of
 from specrig.training.stages import CHECKPOINT, FILES, JOINT, STAGES, TEXT
 
-JOB_KEYS = ("seed", "prompts", "max_new_tokens", "warmup", "repeats", "device", "threads")
-"""Keys of a study that decide what a measuring job measures."""
 TRAFFIC_SWEEP = "specrig.measurement.traffic.sweep"
 """The module that measures under load."""
 FOR_READERS = {"notes", "licence"}

@@ -1,32 +1,32 @@
-"""Advises which method and k to use for a pair: from a study's measurements, or else from a model of the hardware."""
+"""Advises which method and k to use for a pair: from a study's measurements, or else from a model of the hardware.
+
+`advice_view` prints it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
-
-from rich.console import Console
 
 from specrig.analysis import roofline
 from specrig.analysis.cost_model import best_k, expected_tokens, walltime_improvement
 from specrig.analysis.roofline import Size
 from specrig.analysis.rounds import papers, round_cost
-from specrig.decoding.drafters import registry as methods
 from specrig.measurement.signs import is_disturbed
 from specrig.models import facts
 from specrig.models.facts.devices import Device, devices, find_device
 from specrig.models.gate import check_decoder, check_vocabulary
 from specrig.models.pair import ModelError
-from specrig.planning.break_even import Needed, measured_needs, predicted_needs, show_needs
-from specrig.planning.estimate import size_text, sizes_of
-from specrig.planning.measured import usable_cells
+from specrig.planning.break_even import Needed, measured_needs, predicted_needs
+from specrig.planning.estimate import shape_at_hand, size_text, sizes_of
+from specrig.planning.measured import studies_of, usable_cells
+from specrig.planning.runnable import lacking
 from specrig.study.claims import read_claims
 from specrig.study.problems import Positions, Problems, nearest
 from specrig.study.rows import Pair, read_rows
-from specrig.terminal import Column, print_table
 
 USUAL_ALPHA = 0.7
 ALPHAS = (0.6, USUAL_ALPHA, 0.8)
@@ -79,7 +79,8 @@ class Prediction:
 
     tokens: tokens kept in a round; cost: cost of a round, where 1 is a pass of the target alone; speedup: tokens /
     cost, an upper bound. Only draft_model has alpha, k and at_default_k (its speedup at k = 4). reports: number of
-    reported figures whose median `tokens` is; 0 if it was computed from alpha.
+    reported figures whose median `tokens` is; 0 if it was computed from alpha. lacks: what the method needs and the
+    pair does not have.
     """
 
     method: str
@@ -90,11 +91,7 @@ class Prediction:
     k: int | None = None
     at_default_k: float | None = None
     reports: int = 0
-
-    @property
-    def heads(self) -> tuple[str, ...]:
-        """Names of the trained heads that the method needs; empty for draft_model, which needs only a draft."""
-        return () if self.alpha is not None else methods()[self.method].needs
+    lacks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +99,9 @@ class Advice:
     """All that is known about a pair.
 
     measured: the fastest cells of a study, empty without a study; predictions: what the cost model says if nothing was
-    measured, None with measurements or if the target's size is not known; needed: the acceptance that pays.
+    measured, None with measurements or if the target's size is not known; needed: the acceptance that pays; lacks:
+    method -> what it needs and the pair does not have, empty if the target can run no method at all; others: finished
+    studies of this folder that measured the pair too.
     """
 
     name: str
@@ -113,6 +112,8 @@ class Advice:
     measured: Sequence[Best]
     predictions: Sequence[Prediction] | None
     needed: Sequence[Needed] = ()
+    lacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    others: Sequence[Path] = ()
 
 
 def advise(
@@ -121,7 +122,8 @@ def advise(
     """Return the advice for the pair in row `name` of the table `pairs`.
 
     reported: the table of reported figures, from which methods without a known acceptance are predicted; device_name: a
-    device of `specrig.models.facts`, or None; study: a results folder, or None; trained_by: the config by whose recipe
+    device of `specrig.models.facts`, or None; study: a results folder; None takes the newest finished study of this
+    folder that measured the pair, unless a device is named, which may be another one than was measured; trained_by: the config by whose recipe
     the pair's models are trained, where the study does not say. Raises StudyError for an unknown pair or device, and
     for a study that has no usable cell of the pair.
     """
@@ -133,6 +135,9 @@ def advise(
     if device_name and device is None:
         fix = nearest(device_name, devices())
         problems.option("--device", f"unknown device {device_name!r}", fix)
+    others = studies_of(rows[name]) if study is None and name in rows else []
+    if others and not device_name:
+        study, *others = others
     cells = usable_cells(study, name, problems) if study else []
     if name not in rows or (device_name and device is None) or (study and not cells):
         problems.stop()
@@ -146,18 +151,25 @@ def advise(
                 shapes = sizes_of(recipe, name, rows)
                 target = roofline.size_of_shape(shapes.target) if shapes.target else target
                 draft = roofline.size_of_shape(shapes.draft) if shapes.draft else draft
+    hopeless = _gate(pair.model_copy(update={"draft": None})) is not None  # the target itself cannot decode
+    lacks = {} if hopeless else lacking(pair, draft_fits=_gate(pair) is None)
     predictions, needed = None, measured_needs(study, name) if study else []
     if target and not cells:
         fits = None if _gate(pair) else draft
-        predictions = predicted(pair, target, fits, device, reported_lengths(reported))
+        predictions = [
+            replace(row, lacks=lacks.get(row.method, ()))
+            for row in predicted(pair, target, fits, device, reported_lengths(reported))
+        ]
         needed = predicted_needs(target, fits, device, pair.dtype) if fits else []
     findings = draft_findings(pair, target, draft, device)
-    return Advice(name, pair, device, findings, study, fastest(cells), predictions, needed)
+    return Advice(name, pair, device, findings, study, fastest(cells), predictions, needed, lacks, others)
 
 
 def size_of(model: str) -> Size | None:
-    """Return a model's size from the shipped facts or from the config of a local folder; None if neither has it."""
-    shape = facts.shape_of(facts.config_at_hand(model))
+    """Return a model's size from the shipped facts, a local folder or a GGUF file; None if none of them has it."""
+    shape = None
+    with suppress(ModelError):  # a GGUF file that is not at hand, or is none
+        shape = shape_at_hand(model)
     return roofline.size_of(model) or (roofline.size_of_shape(shape) if shape else None)
 
 
@@ -173,7 +185,7 @@ def draft_findings(pair: Pair, target: Size | None, draft: Size | None, device: 
     if target and draft:
         found.append(_ratio(target.active / draft.active))
     if target and target.parameters < 13e9 and not pair.draft:
-        text = "for targets under 13B a draft model is hard to find small enough: Medusa, EAGLE, lookahead or ngram"
+        text = "for targets under 13B a draft model is hard to find small enough: heads, lookahead or ngram"
         found.append(Finding(None, text))
     if target and device:
         needed = sum(roofline.memory_gb(size, pair.dtype, CONTEXT) for size in (target, draft) if size)
@@ -275,113 +287,3 @@ def predicted(
         _, cost = round_cost(method, None, target, [], device, pair.dtype, 1) or (0.0, 1.0)
         found.append(Prediction(method, middle, cost, middle / cost, reports=len(lengths[method])))
     return found
-
-
-SIGNS = {True: "✓", False: "✗", None: "·"}
-STYLES = {True: "green", False: "red", None: ""}
-PRACTICE = (
-    ("code completion", "eagle", "5–8"),
-    ("chat", "eagle", "3–5"),
-    ("documents, editing, retrieval", "ngram", "4–6"),
-    ("live translation", "none: short outputs, every millisecond of the first token counts", "–"),
-)
-"""(use, method, k) that practice recommends; shown for pairs that are not measured yet."""
-DISTURBED = "‡ disturbed: the machine did other things while it was measured; `specrig remeasure {}` measures it again."
-
-
-def show_advice(advice: Advice, console: Console) -> None:
-    """Print the pair, its findings and its measurements; without these, predictions and what practice recommends."""
-    pair, device = advice.pair, advice.device
-    suffix = f" on {device.device}" if device else ""
-    console.print(f"{advice.name}: {pair.target} ← {pair.draft or 'no draft'}{suffix}", style="bold", markup=False)
-    for finding in advice.findings:
-        console.print(f"  {SIGNS[finding.good]} {finding.text}", style=STYLES[finding.good], markup=False)
-    console.print()
-    if advice.measured:
-        console.print(
-            f"Measured in {advice.study}: the fastest of each setting, chosen on the same prompts", markup=False
-        )
-        _print_measured(advice.measured, console)
-        if advice.needed:
-            show_needs(advice.needed, console)
-        if any(row.disturbed for row in advice.measured) or any(need.disturbed for need in advice.needed):
-            console.print(DISTURBED.format(f"{advice.study}/study.json"), markup=False)
-        return
-    if advice.predictions is None:
-        console.print(
-            "The sizes of the models are not known here, so no k can be chosen. Start with k = 4 and measure:"
-        )
-        command = f"make CONFIG=<a study with pairs: [{advice.name}]>"
-        console.print(f"  {command}, then specrig advise {advice.name} --study results/<study>", markup=False)
-    else:
-        title = f"No measured cell of {advice.study} is lossless with a speedup" if advice.study else "Not measured"
-        console.print(f"{title}: predicted at batch size 1", markup=False)
-        _print_predictions(advice.predictions, device.device if device else None, console)
-        if advice.needed:
-            show_needs(advice.needed, console)
-    console.print("\nWhat practice recommends")
-    print_table(console, [Column("use"), Column("method", breaks=True), Column("k")], PRACTICE)
-
-
-def _print_measured(rows: Sequence[Best], console: Console) -> None:
-    """The fastest method for each task, temperature and batch size; plain decoding where none is faster."""
-    from specrig.results.grid import interval, number  # numpy
-
-    found = []
-    for row in rows:
-        pays = row.speedup > 1
-        unsure = "" if row.sure else "; the interval holds 1, or is not known"
-        found.append(
-            (
-                row.task,
-                f"{row.temperature:g}",
-                str(row.batch_size),
-                row.method if pays else "autoregressive",
-                str(row.k) if pays and row.k else "–",
-                number(row.speedup, disturbed=row.disturbed),
-                "–" if row.low is None or row.high is None else interval(row.low, row.high),
-                f"{row.acceptance_length:.2f} tokens a pass{unsure}",
-            )
-        )
-    right = [Column(name, right=True) for name in ("T", "batch", "k", "speedup", "95 % interval")]
-    columns = [Column("task"), *right[:2], Column("method"), *right[2:], Column("why", breaks=True)]
-    print_table(console, columns, found)
-
-
-def _print_predictions(predictions: Sequence[Prediction], device: str | None, console: Console) -> None:
-    """Print the table of predictions, then the best one with and the best one without a trained head."""
-    rows = [
-        (
-            row.method,
-            f"τ as {row.reports} reported" if row.alpha is None else f"α = {row.alpha:g}",
-            "–" if row.k is None else str(row.k),
-            f"{row.tokens:.2f}",
-            f"{row.cost:.2f}",
-            f"{row.speedup:.2f}",
-            "" if row.at_default_k is None else f"{row.at_default_k:.2f}",
-        )
-        for row in predictions
-    ]
-    numbers = ("k", "tokens a pass", "a round costs", "speedup at most", "at k = 4")
-    print_table(console, [Column("method"), Column("assumed"), *(Column(name, right=True) for name in numbers)], rows)
-    # The other alphas show how much the speedup hangs on acceptance; to choose by, the usual one is taken.
-    choices = [row for row in predictions if row.alpha in (None, USUAL_ALPHA)]
-    for title, candidates in (
-        ("Best with nothing to train", [row for row in choices if not row.heads]),
-        ("Best of all", choices),
-    ):
-        if candidates:
-            speedup, text = max((row.speedup, _choice(row)) for row in candidates)
-            text = f"{text}: {speedup:.2f} times at most" if speedup > 1 else "autoregressive: nothing pays"
-            console.print(f"{title}: {text}")
-    source = f"the roofline of {device}" if device else "the ratio of parameters (--device refines it)"
-    console.print(f"Costs come from {source}. Launches and the loop cost more, above all for small models. Measure it.")
-
-
-def _choice(row: Prediction) -> str:
-    """A prediction's method in words, e.g. `draft_model with k = 5` or `eagle (needs a trained eagle head)`."""
-    if row.k is not None:
-        return f"{row.method} with k = {row.k}"
-    return (
-        f"{row.method} (needs a trained {', '.join(f'{head} head' for head in row.heads)})" if row.heads else row.method
-    )

@@ -194,6 +194,21 @@ def needs(study: Study) -> str:
     return f"{extent(study)} · {known or f'{where} not known'} · at most {spent} of measuring"
 
 
+def run_estimate(study: Study, measured: int) -> str | None:
+    """One sentence with the time of a run that has to measure all but `measured` cells; None where it is not known."""
+    cells = len(study.grid.cells)
+    measuring = 3600 * hours(study, pair_sizes(study))[0] * (cells - measured) / max(cells, 1)
+    if not measuring:
+        return None
+    flop = training_cost(study).flop
+    trains = flop / ARITHMETIC["cuda" if study.uses_gpu() else "cpu"][0]
+    first = f", after {time_text(trains)} of training what is not trained yet" if trains else ""
+    return (
+        f"Study {study.study}: at most {time_text(measuring)} of measuring{first}, by `specrig plan`. "
+        "The percentages below count jobs, not time."
+    )
+
+
 def extent(study: Study) -> str:
     """Cells, jobs and replicates as text, e.g. `6 cells in 1 job × 2`."""
     cells, jobs = len(study.grid.cells), len(study.grid.jobs)
@@ -265,7 +280,7 @@ def teacher_shape(study: Study, pair: str) -> Shape | None:
     if row.base:
         return teacher_shape(study, row.base)
     return (
-        _shape(row.target)
+        shape_at_hand(row.target)
         if row.trained_in("target") is None
         else embedded_shape(study.training.target, study.training.vocabulary)
     )
@@ -273,13 +288,17 @@ def teacher_shape(study: Study, pair: str) -> Shape | None:
 
 def _pair_size(study: Study, pair: str, batch: int, tokens: int) -> PairSize:
     row, target = study.rows.pairs[pair], teacher_shape(study, pair)
-    draft = _shape(row.draft)
+    draft = shape_at_hand(row.draft)
     if row.trained_in("draft") is not None and target is not None:
         draft = embedded_shape(study.training.draft, int(target.config["vocab_size"]))
     return PairSize(pair, row.dtype, target, draft, batch, tokens)
 
 
-def _shape(model: str | None) -> Shape | None:
+def shape_at_hand(model: str | None) -> Shape | None:
+    """A model's shape by shipped facts, its folder's config or its GGUF file; None where none of them says it.
+
+    Raises ModelError for a GGUF file that cannot be read.
+    """
     if is_gguf(model):
         return facts.shape_of(gguf_config(str(model)))
     return facts.shape_of(facts.config_at_hand(model)) if model else None

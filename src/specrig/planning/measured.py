@@ -1,13 +1,18 @@
-"""Reads from a study's tables what planning needs of its measurements. No pandas here."""
+"""Reads from a study's tables and records what planning needs of its measurements. No pandas here."""
 
 from __future__ import annotations
 
 import csv
 import io
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from specrig.study.problems import Problem, Problems, StudyError, shortened
+from specrig.measurement.records import RecordError, read_index, replicate_folder
+from specrig.study.load import load_study
+from specrig.study.problems import Positions, Problem, Problems, StudyError, shortened
+from specrig.study.rows import Pair
+from specrig.study.study import Study
 
 Kind = Callable[[str], object]
 
@@ -68,6 +73,77 @@ def usable_cells(study: Path, pair: str, problems: Problems) -> list[dict[str, s
         problems.row(file, None, "pair", f"the study measured no pair {pair!r}", fix)
     fair = [row for row in rows if row["lossless"] == "True" and row.get("failed") != "True" and row["speedup"]]
     return [row for row in fair if row["method"] != "autoregressive"]
+
+
+RESULTS = Path("results")
+"""Where studies lie, unless their config names another folder."""
+DECIDING = ("target", "draft", "dtype", "weights")
+"""Columns by which two rows of one name are the same pair."""
+
+
+def studies_of(pair: Pair) -> list[Path]:
+    """The results folders of the finished studies in `RESULTS` by which a pair's methods may be judged, newest first.
+
+    Raises StudyError for one with a damaged table.
+    """
+    times = {}
+    for file in RESULTS.glob("*/tables/cells.csv"):
+        study = file.parent.parent
+        if _has_row(study, pair) and usable_cells(study, pair.pair, Problems(Positions([]))):
+            times[study] = file.stat().st_mtime
+    return sorted(times, key=lambda study: (-times[study], study))
+
+
+def _has_row(study: Path, pair: Pair) -> bool:
+    """Whether a study has this pair; a study that cannot be read has not."""
+    try:
+        row = json.loads((study / "study.json").read_text(encoding="utf-8"))["rows"]["pairs"][pair.pair]
+        return all(row[column] == getattr(pair, column) for column in DECIDING)
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return False
+
+
+JOB_KEYS = ("seed", "prompts", "max_new_tokens", "warmup", "repeats", "device", "threads")
+"""Keys of a study that decide what a measuring job measures."""
+
+
+def cells_measured(study: Study) -> int:
+    """How many cells of a study have records of every replicate, made with its settings.
+
+    Only names, indexes and the settings of the last run are looked at, which takes no time. So a run may measure more
+    than the other cells: those whose code, models or prompts have changed.
+    """
+    try:
+        last = load_study(study.root / "study.json")
+    except (StudyError, OSError):
+        return 0
+    if any(getattr(study, key) != getattr(last, key) for key in JOB_KEYS):
+        return 0
+    unchanged, found = set(map(repr, last.grid.cells)), 0
+    for (engine, pair, method), cells in study.grid.by_method.items():
+        if _settings(study, engine, pair) != _settings(last, engine, pair):
+            continue
+        own = study.root / "records" / engine / pair / method
+        recorded = [_recorded(replicate_folder(own, number)) for number in range(study.replicates)]
+        found += sum(repr(cell) in unchanged and all(cell.slug in each for each in recorded) for cell in cells)
+    return found
+
+
+def _settings(study: Study, engine: str, pair: str) -> tuple[object, object] | None:
+    """What decides a pair's measurements with an engine besides `JOB_KEYS`; None for a pair that the study has not."""
+    row = study.rows.pairs.get(pair)
+    return None if row is None else (row.model_dump(exclude={"notes"}), study.engine_options.get(engine))
+
+
+def _recorded(folder: Path) -> set[str]:
+    """The slugs of the cells whose records are in a folder as its index says."""
+    try:
+        index = read_index(folder / "index.json")
+    except (RecordError, OSError):
+        return set()
+    return {slug for slug, entry in index["cells"].items() if (folder / entry["records"]).is_file()} - set(
+        index["failed"]
+    )
 
 
 def prompts_needed(study: Path) -> list[float]:

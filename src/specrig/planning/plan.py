@@ -24,7 +24,7 @@ from specrig.planning.estimate import (
     size_text,
     training,
 )
-from specrig.planning.measured import prompts_needed
+from specrig.planning.measured import cells_measured, prompts_needed
 from specrig.planning.pins import unpinned
 from specrig.results.labels import variant_name
 from specrig.study.study import Study
@@ -61,7 +61,8 @@ class Plan:
     """A study's plan.
 
     untested: engine -> what was never tried on hardware. prompts_needed: prompts needed to resolve a difference of 5 %,
-    in the median and in the worst cell; None before anything is measured. trains, needs, hours_assume: sentences from
+    in the median and in the worst cell; None before anything is measured. measured: cells that have their records
+    already. trains, needs, hours_assume: sentences from
     `estimate`. prompts: task -> number of its prompts, fewer than the study asks for where its file has fewer.
     large_drafts: pair -> what is said of a draft that is not smaller than its target. simulated: pair -> declared
     acceptance. moving: hub ids without a revision. gated: what an owner asks for -> the gated models.
@@ -71,6 +72,7 @@ class Plan:
     jobs: Sequence[MethodRow]
     untested: Mapping[str, str]
     prompts_needed: tuple[float, float] | None
+    measured: int
     trains: str
     sizes: Sequence[PairSize]
     needs: str
@@ -95,6 +97,7 @@ def plan_of(study: Study) -> Plan:
         jobs=_jobs(study),
         untested={name: reason for name, reason in reasons.items() if reason},
         prompts_needed=(found[len(found) // 2], found[-1]) if found else None,
+        measured=cells_measured(study),
         trains=training(study),
         sizes=sizes,
         needs=needs(study),
@@ -117,6 +120,7 @@ def described(plan: Plan) -> dict[str, Any]:
         "prompts": study.prompts,
         "prompts_of": plan.prompts,
         "cells": len(study.grid.cells),
+        "measured": plan.measured,
         "jobs": [
             {**dict(zip(("engine", "pair", "method"), job.key, strict=True)), "cells": job.cells, **job.values}
             for job in plan.jobs
@@ -213,6 +217,7 @@ def show_plan(plan: Plan, console: Console) -> None:
         )
     _print_sizes(plan, console)
     console.print(f"{plan.needs}\n  hours if {plan.hours_assume}", markup=False)
+    console.print(_measured_text(plan))
     for pair, reason in plan.large_drafts.items():
         console.print(f"[bold yellow]Draft not smaller[/] {pair}: {reason}")
     for pair, alpha in plan.simulated.items():
@@ -229,6 +234,14 @@ def show_plan(plan: Plan, console: Console) -> None:
     for refusal in plan.refusals:
         pairs, methods = ", ".join(refusal.pairs), ", ".join(refusal.methods)
         console.print(f"  {refusal.engine}/{pairs}: {methods}, {refusal.cells} cells: {refusal.reason}", markup=False)
+
+
+def _measured_text(plan: Plan) -> str:
+    """How many cells are measured, and how many will run."""
+    cells = len(plan.study.grid.cells)
+    left = cells - plan.measured
+    text = f"measured already: {plan.measured} of {cells} cells; {left or 'none'} will run"
+    return f"{text} (more if code, models or prompts have changed)" if plan.measured else text
 
 
 def _print_jobs(plan: Plan, console: Console) -> None:

@@ -264,8 +264,11 @@ def read_rows(file: Path, kind: type[Row], problems: Problems) -> dict[str, Row]
     """
     sign = "comma" if file.suffix == ".csv" else "tab"
     name_column = next(iter(kind.model_fields))
+    required = [name for name, info in kind.model_fields.items() if info.is_required()]
     if not file.is_file():
-        problems.row(file, None, "", "no such table", "create it, or name another one under `tables:`")
+        others = ", ".join(name for name in kind.model_fields if name not in required)
+        columns = f"with the columns {', '.join(required)}, {sign}-separated (it may also have {others})"
+        problems.row(file, None, "", "no such table", f"create it {columns}, or name another one under `tables:`")
         return {}
     try:
         lines = list(csv.reader(io.StringIO(decoded(file), newline=""), **dialect(file)))
@@ -273,7 +276,6 @@ def read_rows(file: Path, kind: type[Row], problems: Problems) -> dict[str, Row]
         problems.found += error.problems
         return {}
     header = lines[0] if lines else []
-    required = [name for name, info in kind.model_fields.items() if info.is_required()]
     absent = [name for name in required if name not in header]
     for column in absent:
         fix = f"add it; the columns are {', '.join(kind.model_fields)}, {sign}-separated"
