@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import yaml
-from synthetic import write_job
+from synthetic import write_job, write_study
 
 from specrig.dag.lock import BusyError
 from specrig.dag.rules import Rules, memory, minutes
 from specrig.measurement.quarantine import quarantine_disturbed, write_hashes
 from specrig.planning.estimate import Demand
+from specrig.reporting.tables.files import write_tables
 from specrig.study.load import load_study
 
 
@@ -154,3 +155,13 @@ def test_names_of_what_is_set_aside_do_not_change_during_a_run(workplace: Path) 
     before = names()
     second.begin()
     assert before == names() == ("draft.damaged-1", "audit/records.csv.damaged-1")
+
+
+def test_a_run_ends_with_the_answer_where_it_made_tables(workplace: Path) -> None:
+    plain = rules()
+    assert plain.answer() == []
+    folder = write_study(workplace / "made_up")
+    write_tables(folder, plain.root / "tables")
+    [line] = plain.answer()
+    assert line.startswith("Fastest lossless method on ") and " times the speed of plain decoding (mean over " in line
+    assert "nan" not in line

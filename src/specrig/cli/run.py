@@ -55,9 +55,6 @@ def run(
     if code:
         # After an interruption Snakemake's process has printed its line (`dag.interruption`).
         raise SystemExit(INTERRUPTED) if interrupted else typer.Exit(code)
-    if not words:
-        study = load(config)
-        typer.echo(f"Report: {study.report}\nResults: {study.root}")
 
 
 def _profile(name: str) -> Path:
