@@ -42,8 +42,7 @@ onsuccess:
     dag.end()
     print(
         "",
-        *dag.answer(),
-        f"Report: {REPORT}",
+        ending(STUDY.root, STUDY.report),
         dag.retry_tracking(),
         sep="\n",
         file=sys.stderr,

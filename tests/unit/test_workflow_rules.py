@@ -10,6 +10,7 @@ import pytest
 import yaml
 from synthetic import write_job, write_study
 
+from specrig.dag.ending import ending
 from specrig.dag.lock import BusyError
 from specrig.dag.rules import Rules, memory, minutes
 from specrig.measurement.quarantine import quarantine_disturbed, write_hashes
@@ -157,11 +158,10 @@ def test_names_of_what_is_set_aside_do_not_change_during_a_run(workplace: Path) 
     assert before == names() == ("draft.damaged-1", "audit/records.csv.damaged-1")
 
 
-def test_a_run_ends_with_the_answer_where_it_made_tables(workplace: Path) -> None:
-    plain = rules()
-    assert plain.answer() == []
-    folder = write_study(workplace / "made_up")
-    write_tables(folder, plain.root / "tables")
-    [line] = plain.answer()
-    assert line.startswith("Fastest lossless method on ") and " times the speed of plain decoding (mean over " in line
-    assert "nan" not in line
+def test_a_run_ends_with_the_answer_where_it_made_tables(tmp_path: Path) -> None:
+    assert ending(tmp_path, Path("report.html")) == "Report: report.html"
+    folder = write_study(tmp_path / "made_up")
+    write_tables(folder, folder / "tables")
+    answer, report = ending(folder, Path("report.html")).splitlines()
+    assert answer.startswith("Fastest lossless method on ") and " times the speed of plain decoding (mean " in answer
+    assert report == "Report: report.html" and "nan" not in answer

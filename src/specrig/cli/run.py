@@ -5,14 +5,18 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from specrig.cli.arguments import DEFAULT, INTERRUPTED, load
 from specrig.terminal import console
+
+if TYPE_CHECKING:
+    from specrig.study.study import Study
 
 PROFILES = Path("profiles")
 FILE_OF_PROFILE = "profile.yaml"
@@ -51,10 +55,23 @@ def run(
     chosen = [] if profile is None else ["--workflow-profile", str(_profile(profile))]
     # The config stands last: it takes every word behind it that is no option.
     command = [sys.executable, "-m", "snakemake", *chosen, *words, "--configfile", str(config)]
+    began = time.time()
     interrupted, code = _wait(command, _view(config, words))
     if code:
         # After an interruption Snakemake's process has printed its line (`dag.interruption`).
         raise SystemExit(INTERRUPTED) if interrupted else typer.Exit(code)
+    if not words:
+        _end(load(config), began)
+
+
+def _end(study: Study, began: float) -> None:
+    """Say the answer where there was nothing to do: then Snakemake calls no hook that does."""
+    from specrig.dag.ending import ending
+    from specrig.measurement.quarantine import LEDGER
+
+    ledger = study.root / LEDGER  # the last file that a run with jobs writes
+    if not ledger.is_file() or ledger.stat().st_mtime < began:
+        typer.echo(ending(study.root, study.report))
 
 
 def _profile(name: str) -> Path:

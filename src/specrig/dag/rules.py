@@ -104,18 +104,6 @@ class Rules:
         """Note the hashes of what the run has made, whether or not it is finished; the next run checks them."""
         write_ledger(self.root)
 
-    def answer(self) -> list[str]:
-        """What the study found, a line for each engine and pair; empty where the run made no tables."""
-        table = self.root / "tables" / "speedup.csv"
-        if not table.is_file():
-            return []
-        import pandas as pd  # planning needs none
-
-        from specrig.results.conclusions import in_short
-
-        texts = ["variant", "disturbed", "cross_fitted_disturbed"]  # without an entry they are read as numbers
-        return in_short(pd.read_csv(table, dtype=dict.fromkeys(texts, str)).fillna(dict.fromkeys(texts, "")))
-
     def forget_states(self) -> None:
         """Delete the hidden states that trainings share: nothing more is trained from them."""
         for folder in (self.root / "models").glob("*/.states"):
