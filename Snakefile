@@ -30,7 +30,7 @@ rule all:
         REPORT,
         PAPER,
     message:
-        f"The study is complete: {REPORT}"
+        "The study is complete"
 
 
 onstart:
@@ -41,7 +41,10 @@ onsuccess:
     dag.forget_states()
     dag.end()
     print(
-        f"\nReport: {REPORT}\nTables: {ROOT}/tables\n{dag.retry_tracking()}",
+        "",
+        ending(STUDY.root, STUDY.report),
+        dag.retry_tracking(),
+        sep="\n",
         file=sys.stderr,
     )
 

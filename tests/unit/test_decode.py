@@ -76,11 +76,18 @@ def test_a_plain_folder_with_options_and_the_prompt_on_standard_input(
     assert {one["depth"] for one in found["rounds"]} <= set(range(7))
 
 
-def test_it_prints_the_text_and_what_the_colours_mean(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_prints_the_text_and_what_the_colours_mean(
+    study: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     arguments = ["decode", "def area(", "--study", str(study), "--tokens", "12", "--compare"]
     assert cli.main(arguments) == 0
     output = " ".join(capsys.readouterr().out.split())
     assert "draft_model: " in output and "12 tokens in" in output and "identical outputs" in output
+    assert "drafted by" not in output, "a file has no colours"
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert cli.main(arguments) == 0
+    output = capsys.readouterr().out
+    assert "\x1b[32mdrafted by draft_model and accepted" in output and "\x1b[4mwritten by the target" in output
 
 
 @pytest.mark.parametrize(
@@ -169,7 +176,8 @@ def test_who_wrote_what_and_the_figures_while_it_grows() -> None:
     ]
     assert side.acceptance_length == 3.0 and side.acceptance_rate == 5 / 8
     assert "5 tokens in 2 passes, 3.00 a pass · 5 of 8 drafted accepted (62%)" in side.status()
-    assert "\x1b[4;32mbc" in console.export_text(styles=True)
+    shown = console.export_text(styles=True)
+    assert "\x1b[32mbc" in shown and "\x1b[4md" in shown, "as in the report"
 
 
 def test_a_row_of_another_study_is_taken_too(study: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -40,7 +40,7 @@ from specrig.measurement.signs import OTHERS
 from specrig.provenance.load import between, moment, probe
 from specrig.reporting.tables.files import write_tables
 from specrig.results.break_even_table import break_even_grid
-from specrig.results.conclusions import conclusion
+from specrig.results.conclusions import findings
 from specrig.results.disturbed_cells import busy_throughout
 from specrig.results.grid import markdown
 from specrig.results.round_tables import efficiency_grid
@@ -387,7 +387,7 @@ def test_a_disturbed_cell_is_marked_and_never_the_best(tmp_path: Path) -> None:
         and disturbed_in(draft, MEAN).all()
         and not disturbed_in(draft, "translation").any()
     )
-    assert "fastest lossless method is ngram" in conclusion(summary, best_rows(only), study.tasks)[0]
+    assert "fastest lossless method is ngram" in findings(summary, best_rows(only), study.tasks)[0].answer
 
 
 def test_a_mark_follows_every_number_that_a_disturbed_cell_is_part_of(tmp_path: Path) -> None:
@@ -406,15 +406,17 @@ def test_a_mark_follows_every_number_that_a_disturbed_cell_is_part_of(tmp_path: 
     for row in grid.rows:
         for entry in row[grid.labels :]:
             assert entry.text.endswith(" ‡") and not entry.bold, "each number, and none is called the best"
-    [found] = conclusion(results.speedups.assign(cross_fitted_disturbed="code"), every, study.tasks)
-    assert "‡ at k = " in found and "Every lossless method was disturbed" in found, "named, with its mark"
+    [found] = findings(results.speedups.assign(cross_fitted_disturbed="code"), every, study.tasks)
+    assert "‡ at k = " in found.answer and "Every lossless method was disturbed" in found.explanation, (
+        "named, with its mark"
+    )
     assert (
         "‡"
-        not in conclusion(
+        not in findings(
             speedup_summary(study.table.assign(disturbed="", failed=False), study.records, study.tasks),
             every,
             study.tasks,
-        )[0]
+        )[0].paragraph
     )
 
 

@@ -21,7 +21,7 @@ from specrig.reporting.documents.pdf import as_data
 from specrig.reporting.documents.printed import write_for_paper
 from specrig.reporting.figures.panels import COLUMN, PAGE
 from specrig.reporting.items import Section, Table
-from specrig.reporting.outline import captions
+from specrig.reporting.outline import captions, figures
 from specrig.reporting.tables.latex import escape, latex
 from specrig.results import citations
 from specrig.results.grid import Grid, GridEntry
@@ -114,7 +114,7 @@ def test_the_first_page_has_the_headline_and_the_ranking_and_the_last_pages_the_
 
 
 def test_no_heading_stands_alone_at_a_pages_foot(pages: list[str], study: Path) -> None:
-    titles = {section.title for section in contents(StudyResults(read_study(study)), "print").sections}
+    titles = {section.title for section in contents(StudyResults(read_study(study)), "print", figures()).sections}
     titles |= {"Definitions", "References", "Abstract"}
     found = 0
     for page in pages:

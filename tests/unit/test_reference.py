@@ -20,7 +20,7 @@ from specrig.audit import reference
 from specrig.audit.run import audit_records
 from specrig.measurement.records import Record, study_records
 from specrig.measurement.runner import measure
-from specrig.results.audit_tables import sentence, verdict_grid
+from specrig.results.audit_tables import identity, sentence, verdict_grid
 from specrig.results.summary import BASELINE_TEST, audit_failures
 from specrig.runtime import agreement
 from specrig.runtime.attention import FULL
@@ -100,11 +100,29 @@ def test_a_wrong_mask_is_identical_to_itself_and_found_all_the_same(windowed: Pa
     )
     assert audit_failures(cells(pair="other"), audit).tolist() == [False]
     assert "native/tiny" in sentence(audit) and "struck through" in sentence(audit)
-    assert "At temperature 0 2 of 2 outputs (100 %) equal plain decoding's, token by token." in sentence(audit)
+    equal = "outputs of speculative methods equal plain decoding's, token by token."
+    assert f"At temperature 0 all 2 {equal}" in sentence(audit)
     parted = audit.assign(identical=[None, 1])
-    assert "1 of 2 outputs (50 %) equal plain decoding's, token by token. A test passes" in sentence(parted)
+    equal = equal.replace(" of", " (50 %) of", 1)
+    assert f"1 of 2 {equal} The others differ first at a numerical tie." in sentence(parted)
+    assert f"1 of 2 {equal} A test passes where" in sentence(parted.assign(passed=[False, False]))
     assert "passed, 50 % identical" in {row[-2].text for row in verdict_grid(parted).rows}
     assert "identical" not in sentence(audit.drop(columns="identical")), "audits of before had no such column"
+
+
+def test_outputs_without_speculation_are_counted_apart() -> None:
+    row = {"test": "token identity", "finding": "", "ks": "3", "samples": 20, "identical": 20, "passed": True}
+    batched = row | {"ks": 0, "samples": 10, "identical": 6}
+    lossy = row | {"identical": 1, "finding": "lossy by design; 1 of 20 outputs identical"}
+    drafted = "At temperature 0 all 20 outputs of speculative methods equal plain decoding's, token by token."
+    whole = identity(pd.DataFrame([row, batched, lossy]))
+    assert whole == (
+        f"{drafted} 4 of 10 batched outputs without speculation differ from plain decoding's at a numerical tie: a batch "
+        "adds numbers in another order."
+    )
+    assert "tie" not in identity(pd.DataFrame([batched | {"passed": False}]))
+    assert identity(pd.DataFrame([batched | {"identical": 10}])).startswith("All 10 batched outputs")
+    assert identity(pd.DataFrame([lossy])) == ""
 
 
 def test_where_nothing_was_decoded_greedily_the_native_baseline_is_decoded_now(windowed: Path, blind: None) -> None:
@@ -143,6 +161,10 @@ def test_a_tie_is_told_apart(windowed: Path) -> None:
     found = [*tokens[:3], other, *tokens[4:]]
     tie = reference.check_baseline(record, found, reference.ReferenceOutput(prompt, tokens, logits), "float32")
     assert tie.passed and tie.finding.startswith("numerical tie") and "token 3" in tie.finding
+    audit = judged(study, [record])
+    same = "gives the same output as transformers' own generate"
+    up_to_a_tie = same.replace(" as", " up to a numerical tie as")
+    assert same in sentence(audit) and up_to_a_tie in sentence(audit.assign(finding=[tie.finding, ""]))
     logits[3, tokens[3]] = 0.5
     assert (
         reference.check_baseline(record, found, reference.ReferenceOutput(prompt, tokens, logits), "float32").passed

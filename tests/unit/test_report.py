@@ -21,6 +21,7 @@ from specrig.analysis.optimal_k import COLUMNS
 from specrig.decoding import drafters
 from specrig.measurement.recording import text_ends
 from specrig.measurement.records import Rounds, Run
+from specrig.reporting.documents.contents import contents
 from specrig.reporting.documents.html import write_report
 from specrig.reporting.documents.samples import sample, sources, spans
 from specrig.reporting.figures import style
@@ -28,12 +29,15 @@ from specrig.reporting.figures.curves import learning
 from specrig.reporting.figures.drawings import file_names, write_figures
 from specrig.reporting.figures.panels import SCREEN
 from specrig.reporting.figures.style import FAMILIES, method_colour, method_family, method_marker
+from specrig.reporting.items import Figure, Section, Text
+from specrig.reporting.outline import figures
 from specrig.results import labels
 from specrig.results.advice import _megabytes, advice_grid, advised
-from specrig.results.conclusions import conclusion, repetition_warnings
+from specrig.results.conclusions import findings, in_short, repetition_warnings
 from specrig.results.grid import unbroken
 from specrig.results.machine import differing, environment_rows, machine, parameters
-from specrig.results.optimal_k_table import optimal_k_sentence
+from specrig.results.optimal_k_table import optimal_k_grid, optimal_k_sentence
+from specrig.results.prose import certainty
 from specrig.results.study_data import MeasuredJob, learning_curves, read_study, training_curves
 from specrig.results.study_results import StudyResults
 from specrig.results.summary import best_rows, speedup_summary
@@ -146,6 +150,7 @@ def test_page_is_whole_and_fetches_nothing(page: tuple[str, Page]) -> None:
     assert all(link.startswith("http://127.0.0.1:") or link.endswith(".jsonl") for link in parsed.links), (
         "only to runs and records"
     )
+    assert parsed.text.count("which make ui starts") == 2, "beside the advice and beside every cell"
     assert text.count("<svg") >= 6
 
 
@@ -164,6 +169,8 @@ def test_page_tells_what_happened(page: tuple[str, Page], study: Path) -> None:
     assert (
         f"fastest lossless method is {top['method']} at k = {top['k']}: {top['cross_fitted']:.2f} times" in parsed.text
     )
+    answer, certainty = parsed.text.index("fastest lossless method is"), parsed.text.index("prompts, and ")
+    assert answer < certainty < parsed.text.index("Advice for each task"), "the answer comes before its table"
     for piece in ("diverges at token 7", "synthetic processor", "1 cell failed", "position 1", "000000000000"):
         assert piece in parsed.text
 
@@ -381,7 +388,27 @@ def test_of_a_disturbed_sweep_no_sentence_says_that_it_was_not_measured() -> Non
 def test_one_method_gets_no_figure_that_compares(tmp_path: Path) -> None:
     folder = write_study(tmp_path / "s", methods=("ngram",), ks=(2,), tasks=("code",), prompts=2, length=24)
     text = write_report(folder, tmp_path / "report.html").read_text()
-    assert text.count("No figure: one method: its speedups stand in the table.") == 2, "bars and heat map"
+    ranked, ran = (figures()[name].caption[:40] for name in ("ranking", "emitted_lengths"))
+    assert ranked not in text and ran in text and "No figure" not in text
+
+
+def test_text_about_a_figure_without_data_is_hidden(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text, figure = Text("A batch reads the weights once."), Figure("batching", "Throughput against batch size.")
+    outline = (Section("drawn", "Drawn", (text, figure)), Section("told", "Told", (text,)))
+    monkeypatch.setattr("specrig.reporting.documents.contents.OUTLINE", outline)
+    results = StudyResults(read_study(study))
+    shown, hidden = (
+        [section.section.name for section in contents(results, "html", drawn).sections] for drawn in (["batching"], [])
+    )
+    assert shown == ["drawn", "told"] and hidden == ["told"]
+
+
+def test_a_default_k_that_never_ran_has_no_columns() -> None:
+    row = dict.fromkeys(COLUMNS, 1.0) | {"method": "ngram", "variant": "", "task": "code", "ks": "1, 2", "best_k": 2}
+    without = pd.DataFrame([row | dict.fromkeys(("default_speedup", "loss", "loss_low", "loss_high"), float("nan"))])
+    shown, hidden = (optimal_k_grid(frame, "s") for frame in (pd.DataFrame([row]), without))
+    assert [name for name in shown.header if name not in hidden.header] == ["speedup at k = 4", "loss at k = 4 (%)"]
+    assert "Loss:" in shown.caption and "Loss:" not in hidden.caption
 
 
 def test_conclusion_does_not_claim_what_the_interval_denies(study: Path) -> None:
@@ -390,11 +417,31 @@ def test_conclusion_does_not_claim_what_the_interval_denies(study: Path) -> None
     best = best_rows(found.table)
     mean = ["cross_fitted", "cross_fitted_low", "cross_fitted_high"]
     summary.loc[:, mean] = [1.02, 0.97, 1.07]
-    assert "show no certain gain" in conclusion(summary, best, found.tasks)[0]
+    assert "show no certain gain" in findings(summary, best, found.tasks)[0].paragraph
     summary.loc[:, mean] = [0.9, 0.85, 0.95]
-    assert "slower than plain decoding" in conclusion(summary, best, found.tasks)[0]
+    assert "slower than plain decoding" in findings(summary, best, found.tasks)[0].paragraph
     summary["lossless"] = False
-    assert "No lossless" in conclusion(summary, best, found.tasks)[0]
+    assert "No lossless" in findings(summary, best, found.tasks)[0].paragraph
+
+
+def test_the_answer_in_short_is_that_of_the_report(study: Path) -> None:
+    found = read_study(study)
+    summary = speedup_summary(found.table, found.records, found.tasks)
+    [answer] = findings(summary, best_rows(found.table), found.tasks)
+    [line] = in_short(summary)
+    for piece in re.findall(r"k = \d+|[\d.]+ times the speed|over \d+ tasks|\[.*\] at 95 %", answer.answer):
+        assert piece in line
+    assert line.count("k = ") == line.count(" times") == line.count(" at 95 %") == 1
+    assert in_short(summary.assign(lossless=False)) == []
+    assert "disturbed" in in_short(summary.assign(disturbed="code"))[0] and "disturbed" not in line
+
+
+def test_the_first_screen_says_how_sure_it_is() -> None:
+    cells = pd.DataFrame({"prompts": [5, 5, 5], "disturbed": ["", "", ""]})
+    assert certainty(cells) == "Each task has 5 prompts, and no cell is marked as disturbed."
+    marked = cells.assign(disturbed=["its times do not fit", "", ""])
+    assert certainty(marked) == "Each task has 5 prompts, and 1 of 3 cells is marked ‡ as disturbed."
+    assert certainty(cells.iloc[:0]) == ""
 
 
 def test_looping_outputs_are_called_out(study: Path) -> None:

@@ -19,6 +19,7 @@ import yaml
 from specrig import cli
 from specrig.cli import doctor
 from specrig.cli.examples import EXAMPLES
+from specrig.measurement.quarantine import LEDGER
 from specrig.planning.estimate import size_text, time_text
 from specrig.study.load import load_study, read_config
 
@@ -192,11 +193,14 @@ def test_run_hands_its_arguments_to_snakemake(
     Path("own/snakemake.py").write_text(FAKE)
     monkeypatch.setenv("PYTHONPATH", f"{Path('own').resolve()}:{os.environ.get('PYTHONPATH', '')}")
     assert cli.main(["run", "configs/test.yaml"]) == 0
-    assert capfd.readouterr().out.splitlines() == [
-        "snakemake --configfile configs/test.yaml",
-        "Report: reports/test/report.html",
-        "Results: results/test",
-    ]
+    said = ["snakemake --configfile configs/test.yaml", "Report: reports/test/report.html"]
+    assert capfd.readouterr().out.splitlines() == said, "there was nothing to do"
+    ledger = Path("results/test", LEDGER)
+    ledger.parent.mkdir(parents=True)
+    ledger.touch()
+    os.utime(ledger, (2**32, 2**32))  # as if the run had jobs, and ended
+    assert cli.main(["run", "configs/test.yaml"]) == 0
+    assert capfd.readouterr().out.splitlines() == said[:1], "the workflow says the rest"
     assert cli.main(["run", "configs/test.yaml", "--profile", "slurm", "-n", "--config", "prompts=4"]) == 0
     assert capfd.readouterr().out.split("\n")[0] == (
         "snakemake --workflow-profile profiles/slurm -n --config prompts=4 --configfile configs/test.yaml"

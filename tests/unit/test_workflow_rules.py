@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 import yaml
-from synthetic import write_job
+from synthetic import write_job, write_study
 
+from specrig.dag.ending import ending
 from specrig.dag.lock import BusyError
 from specrig.dag.rules import Rules, memory, minutes
 from specrig.measurement.quarantine import quarantine_disturbed, write_hashes
 from specrig.planning.estimate import Demand
+from specrig.reporting.tables.files import write_tables
 from specrig.study.load import load_study
 
 
@@ -154,3 +156,12 @@ def test_names_of_what_is_set_aside_do_not_change_during_a_run(workplace: Path) 
     before = names()
     second.begin()
     assert before == names() == ("draft.damaged-1", "audit/records.csv.damaged-1")
+
+
+def test_a_run_ends_with_the_answer_where_it_made_tables(tmp_path: Path) -> None:
+    assert ending(tmp_path, Path("report.html")) == "Report: report.html"
+    folder = write_study(tmp_path / "made_up")
+    write_tables(folder, folder / "tables")
+    answer, report = ending(folder, Path("report.html")).splitlines()
+    assert answer.startswith("Fastest lossless method on ") and " times the speed of plain decoding (mean " in answer
+    assert report == "Report: report.html" and "nan" not in answer

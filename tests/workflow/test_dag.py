@@ -91,6 +91,15 @@ def test_a_second_run_has_nothing_to_do(finished: Path) -> None:
     assert stamps(finished) == before
 
 
+def test_a_run_ends_with_the_answer_and_the_reports_path(finished: Path) -> None:
+    output = (finished / "output.txt").read_text()
+    answer, report = re.findall(r"^(?:Fastest|Report:) .*", output, flags=re.MULTILINE)
+    assert answer.startswith("Fastest lossless method on embedded (native): ") and " at 95 %" in answer
+    assert (
+        report == "Report: reports/test/report.html" and "reports/test/report.html" not in output.partition(report)[2]
+    )
+
+
 def test_one_more_k_measures_only_its_cells_and_what_leaves_the_study_leaves_the_tables(copied: Path) -> None:
     methods = [{"method": "draft_model", "k": [2, 3, 4]}, {"method": "ngram", "k": 3}]
     config = edit(copied, "configs/test.yaml", "configs/more.yaml", methods=methods)

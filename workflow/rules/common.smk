@@ -11,6 +11,7 @@ from snakemake.exceptions import WorkflowError
 from specrig.cell import digest
 from specrig.corpus.example import PROMPT_FILES
 from specrig.dag.code import audit_digest, stage_digest
+from specrig.dag.ending import ending
 from specrig.dag.interruption import Interruption
 from specrig.dag.lock import BusyError
 from specrig.dag.rules import Rules, memory, minutes

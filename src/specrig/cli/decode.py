@@ -69,7 +69,7 @@ def decode(
     device: Device = None,
     as_json: Json = False,
 ) -> None:  # fmt: skip
-    """Decode one prompt with a method. Tokens that were drafted and accepted are green and underlined."""
+    """Decode one prompt with a method. Tokens that were drafted and accepted are green, the target's own are underlined."""
     requested = CellRequest(method, k, _options(option or []), temperature)
     if target is None:
         _only_with_target(draft, head)
@@ -222,10 +222,12 @@ def _print_json(single: SingleCell, text: str, seed: int, generations: Sequence[
 
 
 def _print_summary(single: SingleCell, generations: Sequence[LiveGeneration], console: Console) -> None:
-    """Print what the colours mean and, with --compare, the speedup and whether the outputs are identical."""
+    """Print what the colours mean (a file has none) and, with --compare, the speedup and whether the outputs are identical."""
     if single.files.simulated_acceptance is not None:
         console.print("Acceptance is simulated: this is not the target's text.", style="yellow")
-    console.print(f"[{STYLES['draft']}]drafted by {single.cell.method} and accepted[/] · written by the target")
+    if console.is_terminal:
+        drafted = f"[{STYLES['draft']}]drafted by {single.cell.method} and accepted[/]"
+        console.print(f"{drafted} · [{STYLES['target']}]written by the target[/]")
     if len(generations) == 1:
         console.print("speed of a first run, without warm-up; --compare warms up first", style="dim")
     else:

@@ -17,8 +17,8 @@ from specrig.reporting.documents.samples import Source, Writing
 if TYPE_CHECKING:
     from specrig.decoding.types import Generation, Round
 
-STYLES: dict[Source, str] = {"draft": "green underline", "target": ""}
-"""Style of the tokens of each writer; underlined for terminals without colour."""
+STYLES: dict[Source, str] = {"draft": "green", "target": "underline"}
+"""Style of the tokens of each writer, as in the report; underlined for terminals without colour."""
 MARGIN = 6
 """Lines of a terminal that growing text leaves free."""
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from specrig.cli.arguments import DEFAULT, INTERRUPTED, load
 from specrig.terminal import console
+
+if TYPE_CHECKING:
+    from specrig.study.study import Study
 
 PROFILES = Path("profiles")
 FILE_OF_PROFILE = "profile.yaml"
@@ -54,13 +58,23 @@ def run(
     show = _view(config, words)
     if show is None and not words and (sentence := _estimate(config)):
         typer.echo(sentence, err=True)
+    began = time.time()
     interrupted, code = _wait(command, show)
     if code:
         # After an interruption Snakemake's process has printed its line (`dag.interruption`).
         raise SystemExit(INTERRUPTED) if interrupted else typer.Exit(code)
     if not words:
-        study = load(config)
-        typer.echo(f"Report: {study.report}\nResults: {study.root}")
+        _end(load(config), began)
+
+
+def _end(study: Study, began: float) -> None:
+    """Say the answer where there was nothing to do: then Snakemake calls no hook that does."""
+    from specrig.dag.ending import ending
+    from specrig.measurement.quarantine import LEDGER
+
+    ledger = study.root / LEDGER  # the last file that a run with jobs writes
+    if not ledger.is_file() or ledger.stat().st_mtime < began:
+        typer.echo(ending(study.root, study.report))
 
 
 def _profile(name: str) -> Path:

@@ -56,12 +56,45 @@ def sentence(audit: pd.DataFrame) -> str:
 
 
 def identity(audit: pd.DataFrame) -> str:
-    """How many greedy outputs equal plain decoding's; empty where none were compared. audit: see `verdict_grid`."""
-    if "identical" not in audit or (compared := audit[audit["identical"].notna()]).empty:
+    """How many greedy outputs of lossless methods equal plain decoding's: of those that draft, and of those that do not.
+
+    Empty where none were compared. audit: see `verdict_grid`.
+    """
+    if "identical" not in audit:
+        return ""
+    lossy = audit["finding"].astype(str).str.startswith("lossy by design")
+    compared = audit[audit["identical"].notna() & ~lossy]
+    plain = compared["ks"].astype(str) == "0"
+    return " ".join(filter(None, [_speculative(compared[~plain]), _batched(compared[plain])]))
+
+
+def _speculative(compared: pd.DataFrame) -> str:
+    if compared.empty:
         return ""
     same, of = int(compared["identical"].sum()), int(compared["samples"].sum())
-    text = f"At temperature 0 {same:,} of {of:,} outputs ({_percent(same, of)}) equal plain decoding's, token by token."
-    return text + ("" if same == of else " A test passes where the other outputs differ first at a numerical tie.")
+    share = f"all {of:,} outputs" if same == of else f"{same:,} of {of:,} outputs ({_percent(same, of)})"
+    text = f"At temperature 0 {share} of speculative methods equal plain decoding's, token by token."
+    if same == of:
+        return text
+    tied = compared["passed"].astype(bool).all()
+    return text + (
+        " The others differ first at a numerical tie."
+        if tied
+        else " A test passes where the other outputs differ first at a numerical tie."
+    )
+
+
+def _batched(compared: pd.DataFrame) -> str:
+    """The same of methods that draft nothing: only batches tell their passes from the baseline's."""
+    if compared.empty:
+        return ""
+    of = int(compared["samples"].sum())
+    differing = of - int(compared["identical"].sum())
+    if not differing:
+        return f"All {of:,} batched outputs without speculation equal plain decoding's."
+    tied = compared["passed"].astype(bool).all()
+    reason = " at a numerical tie: a batch adds numbers in another order" if tied else ""
+    return f"{differing:,} of {of:,} batched outputs without speculation differ from plain decoding's{reason}."
 
 
 def _percent(part: int, whole: int) -> str:
@@ -95,7 +128,10 @@ def _baselines(audit: pd.DataFrame) -> str:
             "it is struck through."
         )
     elif len(made):
-        text = " Plain decoding, the baseline of all speedups, gives the same output as transformers' own generate."
+        tie = " up to a numerical tie" if made["finding"].astype(str).str.startswith("numerical tie").any() else ""
+        text = (
+            f" Plain decoding, the baseline of all speedups, gives the same output{tie} as transformers' own generate."
+        )
     if len(made) < len(audit):
         text += (
             f" Not compared with transformers' own generate: {len(audit) - len(made)} of {len(audit)} baselines. The "

@@ -23,8 +23,10 @@ from specrig.study.rows import Pair, Task, read_rows
 
 DECIDED = ("reproduced", "higher", "lower", "impossible", "inconsistent with theory")
 """Verdicts that say something of the figure itself; they come first in tables."""
-CAPTION = (
-    "Every reported figure, with its verdict. Measured: the 95 % interval overlaps the reported figure widened by "
+FOUND = (*DECIDED, "consistent with theory")
+"""Verdicts by measurement or theory: those of the other figures say only why there is none."""
+RULES = (
+    "Measured: the 95 % interval overlaps the reported figure widened by "
     f"{TOLERANCE:.0%}. Theory: the figure lies between {1 - BELOW:.0%} and {1 + ABOVE:.0%} of what acceptance and the "
     f"roofline of the passes predict (calculations: ± {ABOVE:.0%})."
 )
@@ -60,7 +62,7 @@ def sentence(judged: pd.DataFrame) -> str:
 
 
 def reproduction_grid(judged: pd.DataFrame, study: str) -> Grid:
-    """The verdicts as a table for readers; those of `DECIDED` come first."""
+    """The verdicts in `FOUND` as a table for readers, those of `DECIDED` first, and where the others stand."""
     order = {verdict: number for number, verdict in enumerate(DECIDED)}
     rank = judged["verdict"].map(lambda verdict: order.get(verdict, len(order)))
     columns: dict[str, Column] = {
@@ -73,8 +75,22 @@ def reproduction_grid(judged: pd.DataFrame, study: str) -> Grid:
         "metric": _metric,
         **FIGURES,
     }
-    rows = row_dicts(judged.assign(rank=rank).sort_values("rank", kind="stable"))
-    return Grid.of(rows, columns, labels=7, trailing=1, caption=CAPTION, label=f"tab:{study}-reproduction")
+    found = judged.assign(rank=rank)[judged["verdict"].isin(FOUND)].sort_values("rank", kind="stable")
+    others = len(judged) - len(found)
+    return Grid.of(
+        row_dicts(found),
+        columns,
+        labels=7,
+        trailing=1,
+        caption=f"The reported figures that were measured here, or that theory judges. {RULES}",
+        label=f"tab:{study}-reproduction",
+        notes=[
+            f"{others} other reported figure{'s' if others > 1 else ''}, without such a verdict, "
+            f"{'stand' if others > 1 else 'stands'} in reproduction.csv."
+        ]
+        if others
+        else [],
+    )
 
 
 def decided_grid(judged: pd.DataFrame, study: str) -> Grid:
@@ -96,7 +112,7 @@ def sources_grid(judged: pd.DataFrame, study: str) -> Grid:
     return Grid(
         ["source", *verdicts],
         rows,
-        caption=f"Reported figures by source and verdict. {CAPTION}",
+        caption=f"Reported figures by source and verdict. {RULES}",
         label=f"tab:{study}-sources",
     )
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from collections.abc import Iterator
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pandas as pd
@@ -20,60 +21,116 @@ ALL_DISTURBED = (
 )
 
 
-def conclusion(summary: pd.DataFrame, best: pd.DataFrame, tasks: list[str], *, busy: bool = False) -> list[str]:
-    """One paragraph on the fastest method per engine and pair, at the lowest temperature and the smallest batch.
+class Leader(NamedTuple):
+    """The fastest lossless method of an engine and pair; top: its row of `rows`, None without one.
+
+    disturbed: all lossless methods were.
+    """
+
+    where: str
+    rows: pd.DataFrame
+    top: dict[str, Any] | None
+    disturbed: bool
+
+
+class Finding(NamedTuple):
+    """What is concluded on an engine and pair: the answer in a sentence, with doubt in another, and what explains it."""
+
+    where: str
+    answer: str
+    explanation: str
+
+    @property
+    def paragraph(self) -> str:
+        """Both."""
+        return f"{self.answer} {self.explanation}".rstrip()
+
+
+def findings(summary: pd.DataFrame, best: pd.DataFrame, tasks: list[str], *, busy: bool = False) -> list[Finding]:
+    """The fastest method per engine and pair, at the lowest temperature and the smallest batch.
 
     summary: the result of `summary.speedup_summary`. best: the cells from which it was computed. Lossy methods and
     methods that failed the audit are never named as the fastest. Methods with a disturbed cell are named, with their
     sign, only where there are no others. Speedups are those with k chosen on other prompts. busy: whether
     the report says already that the machine was busy throughout.
     """
-    paragraphs = []
+    found = []
+    for where, rows, top, disturbed in _leaders(summary):
+        if top is None:
+            found.append(Finding(where, f"No lossless speculative method was measured on {where}.", ""))
+            continue
+        warning = [ALL_DISTURBED] if disturbed and not busy else []
+        answer = _answer(top, tasks, where, disturbed=disturbed)
+        found.append(Finding(where, answer, " ".join([*warning, *_explanation(top, rows, best, tasks)])))
+    return found
+
+
+def in_short(summary: pd.DataFrame) -> list[str]:
+    """The answers of `findings` as lines for a terminal. summary: see there."""
+    lines = []
+    for where, _, top, disturbed in _leaders(summary):
+        if top is None:
+            continue
+        name = method_name(top["method"], variant=top["variant"])
+        over = f"mean over {top['tasks']} task{'s' if top['tasks'] != 1 else ''}"
+        lines.append(
+            f"Fastest lossless method on {where}: {name} at k = {top['k']}, {number(top[CROSS_FITTED])} times the speed "
+            f"of plain decoding ({over}, {_spread(top)}{', disturbed' if disturbed else ''})"
+        )
+    return lines
+
+
+def _leaders(summary: pd.DataFrame) -> Iterator[Leader]:
     for (engine, pair), rows in summary.groupby(["engine", "pair"], sort=False):
+        where = f"{pair} ({engine})"
         rows = rows[rows["temperature"] == rows["temperature"].min()]
         rows = rows[rows["batch_size"] == rows["batch_size"].min()]
         marked = disturbed_in(rows, MEAN) | disturbed_in(rows, CROSS_FITTED)
         fair = rows[rows["lossless"].astype(bool) & ~rows["failed"].astype(bool)]
         fair = fair[~fair["method"].isin(["autoregressive"])].dropna(subset=[CROSS_FITTED])
         if fair.empty:
-            paragraphs.append(f"No lossless speculative method was measured on {pair} with {engine}.")
+            yield Leader(where, rows, None, disturbed=False)
             continue
         quiet = fair[~marked[fair.index]]
         evidence = fair if quiet.empty else quiet
         top = cast("dict[str, Any]", evidence.sort_values(CROSS_FITTED).iloc[-1].to_dict())
-        sentences = _sentences(top, rows, best, tasks, f"{pair} ({engine})", disturbed=quiet.empty)
-        if quiet.empty and not busy:
-            sentences.insert(1, ALL_DISTURBED)
-        paragraphs.append(" ".join(sentences))
-    return paragraphs
+        yield Leader(where, rows, top, disturbed=quiet.empty)
 
 
-def _sentences(
-    top: dict[str, Any], rows: pd.DataFrame, best: pd.DataFrame, tasks: list[str], where: str, *, disturbed: bool
-) -> list[str]:
-    mean, low, high = top[CROSS_FITTED], top[f"{CROSS_FITTED}_low"], top[f"{CROSS_FITTED}_high"]
+def _spread(top: dict[str, Any]) -> str:
+    low, high = top[f"{CROSS_FITTED}_low"], top[f"{CROSS_FITTED}_high"]
+    return f"{interval(low, high)} at 95 %" if np.isfinite(low) else f"n = {mean_units(top)}: no interval"
+
+
+def _answer(top: dict[str, Any], tasks: list[str], where: str, *, disturbed: bool) -> str:
     name = method_name(top["method"], variant=top["variant"], disturbed=disturbed)
-    spread = f"{interval(low, high)} at 95 %" if np.isfinite(low) else f"n = {mean_units(top)}: no interval"
+    measured = sum(np.isfinite(top[task]) for task in tasks)
+    return (
+        f"On {where} the fastest lossless method is {name} at k = {top['k']}: {number(top[CROSS_FITTED])} times the "
+        f"speed of autoregressive decoding in the geometric mean over {measured} task{'s' if measured != 1 else ''} at "
+        f"temperature {top['temperature']:g} ({_spread(top)}).{_doubt(top)}"
+    )
+
+
+def _doubt(top: dict[str, Any]) -> str:
+    if top[f"{CROSS_FITTED}_high"] < 1:
+        return " That is slower than plain decoding."
+    if top[f"{CROSS_FITTED}_low"] <= 1:
+        return " The interval contains 1, so these prompts show no certain gain."
+    return ""
+
+
+def _explanation(top: dict[str, Any], rows: pd.DataFrame, best: pd.DataFrame, tasks: list[str]) -> list[str]:
     measured = [task for task in tasks if np.isfinite(top[task])]
-    count = f"{len(measured)} task{'s' if len(measured) != 1 else ''}"
-    temperature = f"temperature {top['temperature']:g}"
-    sentences = [
-        f"On {where} the fastest lossless method is {name} at k = {top['k']}: {number(mean)} times the speed of "
-        f"autoregressive decoding, geometric mean over {count} at {temperature} ({spread})."
-    ]
+    sentences = []
     if top[f"{CROSS_FITTED}_ks"]:
         chosen = " and ".join(dict.fromkeys(top[f"{CROSS_FITTED}_ks"].split(", ")))
         sentences.append(f"Each half of the prompts is judged at the k that the other half chose (k = {chosen}).")
-    if np.isfinite(low):
-        if high < 1:
-            sentences.append("That is slower than plain decoding.")
-        elif low <= 1:
-            sentences.append("The interval contains 1, so these prompts show no certain gain.")
     ordered = sorted(measured, key=lambda task: top[task])
     if len(ordered) > 1:
         most, least = ordered[-1], ordered[0]
         sentences.append(
-            f"It gains most on {task_name(most)} ({number(top[most])}), least on {task_name(least)} "
+            f"{method_name(top['method'], variant=top['variant'])} gains most on {task_name(most)} ({number(top[most])}), least on {task_name(least)} "
             f"({number(top[least])})."
         )
     same = np.logical_and.reduce(

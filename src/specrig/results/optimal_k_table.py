@@ -28,19 +28,26 @@ def optimal_k_grid(optimal: pd.DataFrame, study: str) -> Grid:
         "speedup": grid.estimate("speedup"),
         "predicted best k": grid.figure("predicted_k", 0),
         "predicted speedup": grid.figure("predicted_speedup"),
-        f"speedup at k = {DEFAULT_K}": grid.figure("default_speedup"),
-        f"loss at k = {DEFAULT_K} (%)": grid.estimate("loss", 1, scale=100),
     }
+    caption = (
+        "The k with the largest measured and the largest predicted speedup. Speedup: each half of the prompts at the k "
+        "that the other half chose, so that the choice adds no bias."
+    )
+    if optimal["default_speedup"].notna().any():  # else no method ran with the default k
+        columns |= {
+            f"speedup at k = {DEFAULT_K}": grid.figure("default_speedup"),
+            f"loss at k = {DEFAULT_K} (%)": grid.estimate("loss", 1, scale=100),
+        }
+        caption += (
+            f" Loss: what the default k = {DEFAULT_K} loses against it (95 % intervals, paired by prompt); negative "
+            "where the default was better."
+        )
     return Grid.of(
         row_dicts(optimal),
         columns,
         labels=len(levels) + 3,
         groups=len(levels),
-        caption=(
-            "The k with the largest measured and the largest predicted speedup. Speedup: each half of the prompts at "
-            f"the k that the other half chose, so that the choice adds no bias. Loss: what the default k = {DEFAULT_K} "
-            "loses against it (95 % intervals, paired by prompt); negative where the default was better."
-        ),
+        caption=caption,
         label=f"tab:{study}-optimal-k",
     )
 

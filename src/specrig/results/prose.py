@@ -6,9 +6,10 @@ from typing import Any
 
 import pandas as pd
 
+from specrig.analysis.disturbance import disturbed
 from specrig.analysis.statistics import LEAST_UNITS, LEVEL
 from specrig.results.grid import number, percent
-from specrig.results.labels import task_name
+from specrig.results.labels import DISTURBED_SIGN, task_name
 from specrig.results.machine import model_rows
 from specrig.results.optimal_k_table import power_sentence
 from specrig.results.round_tables import EFFICIENT
@@ -79,7 +80,7 @@ DEFINITIONS = {
 
 def extent(cells: pd.DataFrame, of: str = "") -> str:
     """How many cells were measured with how many prompts. of: what a cell is, in words."""
-    prompts = " or ".join(str(count) for count in sorted({int(count) for count in cells["prompts"]}))
+    prompts = _prompts(cells)
     if not len(cells):
         return "no cell was measured"
     if len(cells) == 1:
@@ -91,6 +92,23 @@ def scope(cells: pd.DataFrame, tasks: list[str]) -> str:
     """A sentence on how much was measured."""
     what = extent(cells, " (method, pair, task, k, temperature, batch size)")
     return f"{what}; tasks: {', '.join(map(task_name, tasks))}." if len(cells) else "No cell was measured."
+
+
+def certainty(cells: pd.DataFrame) -> str:
+    """How sure the answers are: how many prompts a task has and how many cells are disturbed; empty without cells."""
+    if cells.empty:
+        return ""
+    prompts, count = _prompts(cells), int(disturbed(cells).sum())
+    marked = (
+        f"{count} of {len(cells)} cells {'are' if count > 1 else 'is'} marked {DISTURBED_SIGN}"
+        if count
+        else "no cell is marked"
+    )
+    return f"Each task has {prompts} prompts, and {marked} as disturbed."
+
+
+def _prompts(cells: pd.DataFrame) -> str:
+    return " or ".join(str(count) for count in sorted({int(count) for count in cells["prompts"]}))
 
 
 def low_efficiency(cells: pd.DataFrame) -> str:
@@ -107,7 +125,7 @@ def low_efficiency(cells: pd.DataFrame) -> str:
 def limits(cells: pd.DataFrame, study: StudyData, *, trained: bool) -> list[str]:
     """Sentences on what the figures do not say. trained: whether the study trained models."""
     replicates = study.replicates
-    prompts = " or ".join(str(count) for count in sorted({int(count) for count in cells["prompts"]}))
+    prompts = _prompts(cells)
     runs = f" and the differences between {replicates} runs of each job" if replicates > 1 else " in one run"
     found = [
         f"Intervals cover the choice of prompts ({prompts} a cell){runs}. They do not cover another machine or another "

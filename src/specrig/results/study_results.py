@@ -292,10 +292,12 @@ class StudyResults:
         ]
         return [fact for fact in facts if fact]
 
-    conclusions = cached_property(
-        lambda self: conclusions.conclusion(self.speedups, self.best, self.study.tasks, busy=self.busy)
+    findings = cached_property(
+        lambda self: conclusions.findings(self.speedups, self.best, self.study.tasks, busy=self.busy)
     )
-    """A paragraph per engine and pair on its fastest method."""
+    """`conclusions.findings`: the fastest method of each engine and pair."""
+    certainty = cached_property(lambda self: prose.certainty(self.cells))
+    """How many prompts a task has, and how many cells are disturbed."""
 
     @cached_property
     def abstract(self) -> list[str]:
@@ -304,7 +306,8 @@ class StudyResults:
         """
         order = [self.order_sentence] if self.orders else []
         busy = [self.disturbance_warning] if self.busy else []
-        return [*busy, *self.conclusions, *order, *([self.audit_sentence] if self.audit is not None else [])]
+        found = [finding.paragraph for finding in self.findings]
+        return [*busy, *found, *order, *([self.audit_sentence] if self.audit is not None else [])]
 
     busy = cached_property(lambda self: disturbed_cells.busy_throughout(self.cells))
     """Whether the machine was busy throughout."""

@@ -19,9 +19,14 @@ from specrig.reporting.tables.latex import latex
 from specrig.results import grid
 from specrig.results.grid import Grid, GridEntry
 
+RUNS_NOTE = "Run: the cell in MLflow's pages, which make ui starts (with the CONFIG of this study)."
+
 
 class Attachments(ABC):
     """The tables' files and the links of a report."""
+
+    links_note = ""
+    """What a reader must know of `links`."""
 
     @abstractmethod
     def table(self, name: str, frame: pd.DataFrame, formatted: Grid) -> list[tuple[str, str]]:
@@ -49,6 +54,7 @@ class Embedded(Attachments):
     def __init__(self, results: str, runs: str) -> None:
         """results: the study's folder, as seen from the page's. runs: see `mlflow_runs`; empty: no links to MLflow."""
         self.results, self.runs = results, runs
+        self.links_note = RUNS_NOTE if runs else ""
 
     def table(self, name: str, frame: pd.DataFrame, formatted: Grid) -> list[tuple[str, str]]:
         """Links that hold the table as CSV, LaTeX and Markdown."""

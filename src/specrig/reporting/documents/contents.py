@@ -55,6 +55,12 @@ class ReadySection:
         """Whether it stands behind the references of a paper."""
         return self.section.appendix or self.section.detail
 
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is left of it, or only the text about figures that have no data."""
+        only_text = all(isinstance(item, Paragraph) for item in self.items)
+        return only_text and (not self.items or any(isinstance(item, Figure) for item in self.section.items))
+
     def tables(self) -> list[Grid]:
         """Its tables."""
         return [item.grid for item in self.items if isinstance(item, ReadyTable)]
@@ -75,10 +81,10 @@ class Contents:
         return [grid for section in self.sections for grid in section.tables()]
 
 
-def contents(results: StudyResults, medium: Medium, drawn: Collection[str] | None = None) -> Contents:
+def contents(results: StudyResults, medium: Medium, drawn: Collection[str]) -> Contents:
     """What a document of the kind `medium` shows of a study; sections without content are left out.
 
-    drawn: the names of the figures that have data; None: all figures are shown, also without data.
+    drawn: the names of the figures that have data.
     """
     sections = [
         ReadySection(
@@ -86,7 +92,7 @@ def contents(results: StudyResults, medium: Medium, drawn: Collection[str] | Non
             [
                 ready
                 for item in section.items
-                if drawn is None or not isinstance(item, Figure) or item.name in drawn
+                if not isinstance(item, Figure) or item.name in drawn
                 for ready in _ready(item, results, medium)
             ],
         )
@@ -97,7 +103,7 @@ def contents(results: StudyResults, medium: Medium, drawn: Collection[str] | Non
         f"Speculative decoding: {results.name}",
         results.facts if medium == "html" else [results.byline],
         results.abstract,
-        [section for section in sections if section.items],
+        [section for section in sections if not section.empty],
         DEFINITIONS,
     )
 

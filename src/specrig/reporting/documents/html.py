@@ -22,7 +22,7 @@ from specrig.analysis.cells import IDENTITY, identity, row_dicts, row_identity
 from specrig.measurement.records import write_atomically
 from specrig.reporting.documents.attachments import Attachments, Embedded, mlflow_runs
 from specrig.reporting.documents.contents import Paragraph, ReadySection, ReadyTable, contents
-from specrig.reporting.documents.inline_svg import inline_svg
+from specrig.reporting.documents.inline_svg import has_data, inline_svg
 from specrig.reporting.documents.samples import Sample, sample
 from specrig.reporting.figures.drawings import file_names, write_figures
 from specrig.reporting.figures.panels import PHONE
@@ -70,7 +70,8 @@ def _context(results: StudyResults, attachments: Attachments) -> dict[str, Any]:
 
     script = (files("specrig.reporting.documents") / "templates" / "report.js").read_text(encoding="utf-8")
     disturbed = disturbed_cells.caption_note(cells)
-    ready = contents(results, "html")
+    drawings = _drawings_of(study)
+    ready = contents(results, "html", drawings)
     return {
         "script": Markup(script),
         "script_hash": f"sha256-{b64encode(sha256(script.encode()).digest()).decode()}",
@@ -79,9 +80,9 @@ def _context(results: StudyResults, attachments: Attachments) -> dict[str, Any]:
         "contents": ready,
         "sections": [_section(section, results, attachments, links) for section in ready.sections],
         "repeats": sorted({int(count) for count in cells["repeats"]}),
-        "advice": results.advice(links),
+        "advice": _with_note(results.advice(links), attachments),
         "commit": machine.commit(results.environment),
-        "drawings": _drawings_of(study),
+        "drawings": drawings,
         "captions": {name: item.caption + (disturbed if item.timed else "") for name, item in figures().items()},
         "config_link": attachments.config(study.config),
         "records": attachments.records(study.name),
@@ -99,11 +100,12 @@ def _section(section: ReadySection, results: StudyResults, attachments: Attachme
             items.append({"kind": "text", "text": item.text, "warning": item.warning})
         elif isinstance(item, ReadyTable):
             entry, data = item.item, item.data
-            grid = (
-                _with_links(item.grid, [links(row) for row in row_dicts(results.cells)]) if entry.linked else item.grid
-            )
-            links = attachments.table(entry.name, data.frame, data.formatted) if data and entry.file else []
-            items.append({"kind": "table", "table": entry, "grid": grid, "links": links})
+            grid = item.grid
+            if entry.linked:
+                linked = _with_links(grid, [links(row) for row in row_dicts(results.cells)])
+                grid = _with_note(linked, attachments)
+            downloads = attachments.table(entry.name, data.frame, data.formatted) if data and entry.file else []
+            items.append({"kind": "table", "table": entry, "grid": grid, "links": downloads})
         else:
             items.append({"kind": "figure" if isinstance(item, Figure) else "block", "name": item.name})
     return {"name": section.section.name, "title": section.title, "entries": items}
@@ -116,10 +118,15 @@ def _with_links(formatted: Grid, links: list[list[GridEntry]]) -> Grid:
     return replace(formatted, header=[*formatted.header, *titles], rows=rows, trailing=formatted.trailing + len(titles))
 
 
-def _drawings_of(study: StudyData) -> dict[str, list[tuple[str, Markup, str]]]:
-    """Name of a figure -> its settings, first one first, each with its `_drawings`.
+def _with_note(linked: Grid, attachments: Attachments) -> Grid:
+    """A grid with links, and what a reader must know of them."""
+    return replace(linked, notes=[*linked.notes, *filter(None, [attachments.links_note])])
 
-    The setting is empty where there is only one. A figure without data is one paragraph that says so.
+
+def _drawings_of(study: StudyData) -> dict[str, list[tuple[str, Markup, str]]]:
+    """Name of a figure with data -> its settings that have any, first one first, each with its `_drawings`.
+
+    The setting is empty where there is only one.
     """
     folder, numbers = study.folder / "figures", count()
     with tempfile.TemporaryDirectory() as scratch:
@@ -132,7 +139,9 @@ def _drawings_of(study: StudyData) -> dict[str, list[tuple[str, Markup, str]]]:
             first = f"{study.jobs[0].engine}-{study.jobs[0].pair}" if others else ""
             settings = [(first, folder / f"{name}.svg")]
             settings += [(path.stem.removeprefix(f"{name}-"), path) for path in others]
-            found[name] = [(setting, *_drawings(path, next(numbers))) for setting, path in settings]
+            drawn = [(setting, *_drawings(path, next(numbers))) for setting, path in settings if has_data(path)]
+            if drawn:
+                found[name] = drawn
         return found
 
 
@@ -140,9 +149,7 @@ def _drawings(path: Path, number: int) -> tuple[Markup, str]:
     """A figure as an element for screens, and packed (gzip, base64) for phones."""
     drawn = inline_svg(path, "screen", f"s{number}")
     phone = inline_svg(path.parent / PHONE.name / path.name, "phone", f"p{number}")
-    return drawn, "" if phone == drawn else b64encode(
-        compress(phone.encode(), mtime=0)
-    ).decode()  # without data both say so
+    return drawn, b64encode(compress(phone.encode(), mtime=0)).decode()
 
 
 def _samples(study: StudyData, summary: pd.DataFrame) -> list[tuple[str, str, Sample]]:

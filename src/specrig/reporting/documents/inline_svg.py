@@ -18,6 +18,11 @@ _FONT = r"font-family: [^;\"]*;? ?| transform=\"rotate\(-0 [^)]*\)\""
 _COLOURS = ((INK, "currentColor"), (PAPER, "var(--paper)"), (GRID, "var(--line)"))
 
 
+def has_data(path: Path) -> bool:
+    """Whether an SVG file shows anything."""
+    return f'id="{NOTHING}"' not in path.read_text(encoding="utf-8")
+
+
 def inline_svg(path: Path, kind: str, prefix: str) -> Markup:
     """An SVG file as an HTML element of the class `kind`, or its reason as a paragraph where the figure has no data.
 
