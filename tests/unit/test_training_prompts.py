@@ -64,7 +64,10 @@ def test_instructions_where_the_target_has_a_template_else_texts_to_continue(tin
     explained = {explanation(row["prompt"], row["completion"])[0] for row in rows if row["task"] == "code"}
     known = explained | {row["instruction"] for row in rows}
     assert len(asks) > 20 and set(asks) <= {f"<user>{each}<assistant>" for each in known}
-    assert all(any(word in ask for ask in asks) for word in ("Write a Python", "Explain what", "Translate into", "Summarize", "story"))
+    assert all(
+        any(word in ask for ask in asks)
+        for word in ("Write a Python", "Explain what", "Translate into", "Summarize", "story")
+    )
     assert set(texts(training_prompts(recipe(chat=False), corpus, target), target)) <= {row["prompt"] for row in rows}
     assert not set(asks) & set(texts(heldout_prompts(recipe(), corpus, target), target))
 
