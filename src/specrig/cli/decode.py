@@ -222,7 +222,9 @@ def _print_json(single: SingleCell, text: str, seed: int, generations: Sequence[
 
 
 def _print_summary(single: SingleCell, generations: Sequence[LiveGeneration], console: Console) -> None:
-    """Print what the colours mean (a file has none) and, with --compare, the speedup and whether the outputs are identical."""
+    """Print what the colours mean (a file has none) and, with --compare, the speedup and whether the outputs are
+    identical.
+    """
     if single.files.simulated_acceptance is not None:
         console.print("Acceptance is simulated: this is not the target's text.", style="yellow")
     if console.is_terminal:

@@ -97,7 +97,7 @@ def _print_measured(rows: Sequence[Best], console: Console) -> None:
 
 
 def _print_predictions(predictions: Sequence[Prediction], device: str | None, console: Console) -> None:
-    """Print the table of predictions, then the best one that the pair can run, and a better one that it cannot run yet."""
+    """Print the table of predictions, then the best one that the pair can run, and a better one that it cannot yet."""
     rows = [
         (
             row.method,

@@ -129,8 +129,9 @@ def _explanation(top: dict[str, Any], rows: pd.DataFrame, best: pd.DataFrame, ta
     ordered = sorted(measured, key=lambda task: top[task])
     if len(ordered) > 1:
         most, least = ordered[-1], ordered[0]
+        name = method_name(top["method"], variant=top["variant"])
         sentences.append(
-            f"{method_name(top['method'], variant=top['variant'])} gains most on {task_name(most)} ({number(top[most])}), least on {task_name(least)} "
+            f"{name} gains most on {task_name(most)} ({number(top[most])}), least on {task_name(least)} "
             f"({number(top[least])})."
         )
     same = np.logical_and.reduce(

@@ -104,7 +104,7 @@ def certainty(cells: pd.DataFrame) -> str:
         if count
         else "no cell is marked"
     )
-    return f"Each task has {prompts} prompts, and {marked} as disturbed."
+    return f"Each task has {prompts} prompt{'' if prompts == '1' else 's'}, and {marked} as disturbed."
 
 
 def _prompts(cells: pd.DataFrame) -> str:

@@ -152,7 +152,9 @@ def parsing(file: Path) -> Iterator[None]:
 
 
 def nearest(name: str, known: Iterable[str], *, what: str = "known") -> str:
-    """The fix for an unknown name: the most similar valid name, in whatever case, if there is one, and the list of all valid names."""
+    """The fix for an unknown name: the most similar valid name, in whatever case, if there is one, and the list of all
+    valid names.
+    """
     names = sorted(known)
     lower = [each.lower() for each in names]
     close = difflib.get_close_matches(str(name).lower(), lower, n=1, cutoff=0.5)  # `K` is as near to `k` as can be
