@@ -124,8 +124,8 @@ def advise(
     reported: the table of reported figures, from which methods without a known acceptance are predicted; device_name: a
     device of `specrig.models.facts`, or None; study: a results folder; None takes the newest finished study of this
     folder that measured the pair, unless a device is named, which may be another one than was measured; trained_by: the
-    config by whose recipe the pair's models are trained, where the study does not say. Raises StudyError for an unknown pair or device, and
-    for a study that has no usable cell of the pair.
+    config by whose recipe the pair's models are trained, where the study does not say. Raises StudyError for an unknown
+    pair or device, and for a study that has no usable cell of the pair.
     """
     problems = Problems(Positions([]))
     rows = read_rows(pairs, Pair, problems)
