@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ from synthetic import cell_records, write_job, write_study
 
 from specrig.analysis.cells import cells_table
 from specrig.cell import Cell
+from specrig.reporting.documents.html import write_report
 from specrig.reporting.figures.latency import latency, with_latency
 from specrig.reporting.figures.panels import SCREEN, NothingError
 from specrig.study.config import MethodEntry
@@ -53,9 +53,7 @@ def test_without_a_network_there_is_nothing_to_show() -> None:
 
 
 @pytest.mark.parametrize("remote", [False, True])
-def test_the_report_speaks_of_a_network_only_where_there_was_one(
-    tmp_path: Path, remote: bool, report_text: Callable[[Path], str]
-) -> None:
+def test_the_report_speaks_of_a_network_only_where_there_was_one(tmp_path: Path, remote: bool) -> None:
     folder = write_study(
         tmp_path / "study", methods=["draft_model", "remote_draft"][: 1 + remote], ks=[4], tasks=["code"]
     )
@@ -64,4 +62,5 @@ def test_the_report_speaks_of_a_network_only_where_there_was_one(
             folder,
             [cell.model_copy(update={"pair": "embedded"}) for cell in swept("code") if cell.method == "remote_draft"],
         )
-    assert ("A network between draft and target" in report_text(folder)) is remote
+    text = write_report(folder, folder / "report.html").read_text()
+    assert ("A network between draft and target" in text) is remote

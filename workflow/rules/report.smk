@@ -25,7 +25,7 @@ rule report:
         settings=digest(STUDY.model_dump(mode="json")),
         code=stage_digest("report"),
     message:
-        "Writing the report"
+        "Writing {output}"
     shell:
         "python -m specrig report --study {params.study} 2>&1 | tee {log} >&2"
 
