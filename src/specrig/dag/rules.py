@@ -11,8 +11,7 @@ import sys
 from collections.abc import Callable, Iterable
 from functools import cache, cached_property
 from pathlib import Path
-from types import SimpleNamespace
-from typing import IO, Protocol, cast
+from typing import IO, Protocol
 
 from specrig.cell import Cell, digest
 from specrig.dag.lock import lock_study
@@ -39,7 +38,6 @@ from specrig.measurement.traffic.records import damaged_points
 from specrig.models.gguf import FILES as CONVERTED_FILES
 from specrig.models.gguf import located
 from specrig.planning.estimate import Demand, PairSize, measuring_demand, pair_sizes, traffic_demand, training_demand
-from specrig.planning.measured import JOB_KEYS
 from specrig.provenance.digests import code_digest
 from specrig.study.overlap import prompts_in_both
 from specrig.study.study import Study
@@ -299,12 +297,8 @@ class Rules:
     def answers_settings(self, wildcards: Wildcards) -> str:
         """Digest of what decides the answers to a task's turns, besides prompts, target and code."""
         engine = answering_cell(self.study, wildcards.pair, wildcards.task).engine
-        job = SimpleNamespace(engine=engine, pair=wildcards.pair)
-        return (
-            self.job_settings(cast(Wildcards, job))
-            + self.task_row(wildcards)
-            + self.remade(f"answers/{wildcards.pair}/*")
-        )
+        settings = digest(self.study.job_settings(engine, wildcards.pair))
+        return settings + self.task_row(wildcards) + self.remade(f"answers/{wildcards.pair}/*")
 
     def answers_code(self, wildcards: Wildcards) -> str:
         """Digest of the code that answers."""
@@ -321,12 +315,8 @@ class Rules:
         return [f"{cell.method}/{cell.slug} {digest(cell.options)}" for cell in self._job_cells(wildcards)]
 
     def job_settings(self, wildcards: Wildcards) -> str:
-        """Digest of the settings that decide what a job measures: keys, pair's row, engine options and servers."""
-        study, job = self.study, (wildcards.engine, wildcards.pair)
-        row = study.rows.pairs[wildcards.pair].model_dump(exclude={"notes"})
-        servers = [server for server in study.servers if (server.engine, server.pair) == job]
-        options = study.engine_options.get(wildcards.engine, {})
-        return digest([{key: getattr(study, key) for key in JOB_KEYS}, row, options, servers])
+        """Digest of the settings that decide what a job measures (`Study.job_settings`)."""
+        return digest(self.study.job_settings(wildcards.engine, wildcards.pair))
 
     def job_code(self, wildcards: Wildcards) -> list[str]:
         """Digests of the code that a measuring job runs, one a method."""

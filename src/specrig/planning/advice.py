@@ -152,15 +152,16 @@ def advise(
                 target = roofline.size_of_shape(shapes.target) if shapes.target else target
                 draft = roofline.size_of_shape(shapes.draft) if shapes.draft else draft
     hopeless = _gate(pair.model_copy(update={"draft": None})) is not None  # the target itself cannot decode
-    lacks = {} if hopeless else lacking(pair, draft_fits=_gate(pair) is None)
+    fits = _gate(pair) is None
+    lacks = {} if hopeless else lacking(pair, draft_fits=fits)
     predictions, needed = None, measured_needs(study, name) if study else []
     if target and not cells:
-        fits = None if _gate(pair) else draft
+        usable = draft if fits else None
         predictions = [
             replace(row, lacks=lacks.get(row.method, ()))
-            for row in predicted(pair, target, fits, device, reported_lengths(reported))
+            for row in predicted(pair, target, usable, device, reported_lengths(reported))
         ]
-        needed = predicted_needs(target, fits, device, pair.dtype) if fits else []
+        needed = predicted_needs(target, usable, device, pair.dtype) if usable else []
     findings = draft_findings(pair, target, draft, device)
     return Advice(name, pair, device, findings, study, fastest(cells), predictions, needed, lacks, others)
 

@@ -178,10 +178,15 @@ def _pass_s(size: PairSize, study: Study, bandwidth: float | None) -> float:
     return max(read_s, size.target.layers * LAYER_S[device])
 
 
+def _arithmetic(study: Study) -> tuple[float, str]:
+    """The entry of `ARITHMETIC` for the device that a study uses."""
+    return ARITHMETIC["cuda" if study.uses_gpu() else "cpu"]
+
+
 def _reading_s(target: Shape, tokens: int, study: Study) -> float:
     """Seconds in which the target reads a context: its products and, for each pair of tokens, its attention."""
     flop = 2.0 * target.active_parameters * tokens + 2.0 * target.layers * target.config["hidden_size"] * tokens**2
-    return flop / ARITHMETIC["cuda" if study.uses_gpu() else "cpu"][0]
+    return flop / _arithmetic(study)[0]
 
 
 def needs(study: Study) -> str:
@@ -200,8 +205,7 @@ def run_estimate(study: Study, measured: int) -> str | None:
     measuring = 3600 * hours(study, pair_sizes(study))[0] * (cells - measured) / max(cells, 1)
     if not measuring:
         return None
-    flop = training_cost(study).flop
-    trains = flop / ARITHMETIC["cuda" if study.uses_gpu() else "cpu"][0]
+    trains = training_cost(study).flop / _arithmetic(study)[0]
     first = f", after {time_text(trains)} of training what is not trained yet" if trains else ""
     return (
         f"Study {study.study}: at most {time_text(measuring)} of measuring{first}, by `specrig plan`. "
@@ -250,7 +254,7 @@ def training(study: Study) -> str:
     cost = training_cost(study)
     if not cost.named:
         return "nothing"
-    speed, machine = ARITHMETIC["cuda" if study.uses_gpu() else "cpu"]
+    speed, machine = _arithmetic(study)
     amount = f"{cost.flop / 1e15:.2g} PFLOP: {time_text(cost.flop / speed)} on {machine}, start-ups aside"
     without = f"; without {', '.join(cost.unknown)}, whose target's size is not known" if cost.unknown else ""
     overlap = len(prompts_in_both(study, study.root))
@@ -364,7 +368,7 @@ def training_demand(study: Study, pair: str, model: str) -> Demand:
     target = teacher_shape(study, pair)
     if target is None:
         return Demand()
-    speed, _ = ARITHMETIC["cuda" if study.uses_gpu() else "cpu"]
+    speed, _ = _arithmetic(study)
     memory = training_memory(study.training, model, target) + WORKSPACE_BYTES
     return _demand(memory, training_flop(study.training, [model], target) / speed)
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from specrig.measurement.records import RecordError, read_index, replicate_folder
+from specrig.study.config import Config
 from specrig.study.load import load_study
 from specrig.study.problems import Positions, Problem, Problems, StudyError, shortened
 from specrig.study.rows import Pair
@@ -75,7 +76,7 @@ def usable_cells(study: Path, pair: str, problems: Problems) -> list[dict[str, s
     return [row for row in fair if row["method"] != "autoregressive"]
 
 
-RESULTS = Path("results")
+RESULTS: Path = Config.model_fields["results"].default
 """Where studies lie, unless their config names another folder."""
 DECIDING = ("target", "draft", "dtype", "weights")
 """Columns by which two rows of one name are the same pair."""
@@ -103,10 +104,6 @@ def _has_row(study: Path, pair: Pair) -> bool:
         return False
 
 
-JOB_KEYS = ("seed", "prompts", "max_new_tokens", "warmup", "repeats", "device", "threads")
-"""Keys of a study that decide what a measuring job measures."""
-
-
 def cells_measured(study: Study) -> int:
     """How many cells of a study have records of every replicate, made with its settings.
 
@@ -117,22 +114,14 @@ def cells_measured(study: Study) -> int:
         last = load_study(study.root / "study.json")
     except (StudyError, OSError):
         return 0
-    if any(getattr(study, key) != getattr(last, key) for key in JOB_KEYS):
-        return 0
     unchanged, found = set(map(repr, last.grid.cells)), 0
     for (engine, pair, method), cells in study.grid.by_method.items():
-        if _settings(study, engine, pair) != _settings(last, engine, pair):
+        if pair not in last.rows.pairs or study.job_settings(engine, pair) != last.job_settings(engine, pair):
             continue
         own = study.root / "records" / engine / pair / method
         recorded = [_recorded(replicate_folder(own, number)) for number in range(study.replicates)]
         found += sum(repr(cell) in unchanged and all(cell.slug in each for each in recorded) for cell in cells)
     return found
-
-
-def _settings(study: Study, engine: str, pair: str) -> tuple[object, object] | None:
-    """What decides a pair's measurements with an engine besides `JOB_KEYS`; None for a pair that the study has not."""
-    row = study.rows.pairs.get(pair)
-    return None if row is None else (row.model_dump(exclude={"notes"}), study.engine_options.get(engine))
 
 
 def _recorded(folder: Path) -> set[str]:

@@ -62,8 +62,8 @@ class Plan:
 
     untested: engine -> what was never tried on hardware. prompts_needed: prompts needed to resolve a difference of 5 %,
     in the median and in the worst cell; None before anything is measured. measured: cells that have their records
-    already. trains, needs, hours_assume: sentences from
-    `estimate`. prompts: task -> number of its prompts, fewer than the study asks for where its file has fewer.
+    already. trains, needs, hours_assume: sentences from `estimate`. prompts: task -> number of its prompts, fewer than
+    the study asks for where its file has fewer.
     large_drafts: pair -> what is said of a draft that is not smaller than its target. simulated: pair -> declared
     acceptance. moving: hub ids without a revision. gated: what an owner asks for -> the gated models.
     """

@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from rich.console import Console
 
 from specrig.decoding.drafters import registry as methods
+from specrig.study.config_checks import BASELINE
 from specrig.study.rows import Pair
-
-BASELINE = "autoregressive"
 
 
 def lacking(pair: Pair, *, draft_fits: bool = True) -> dict[str, tuple[str, ...]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from specrig.corpus.trained_on import fingerprint, trained_on
 from specrig.corpus.wording import normalized
@@ -17,6 +18,9 @@ from specrig.study.grid import Grid
 from specrig.study.paths import Paths
 from specrig.tasks import Prompt, PromptError, read_prompts
 from specrig.tasks.variants import variant_of
+
+JOB_KEYS = ("seed", "prompts", "max_new_tokens", "warmup", "repeats", "device", "threads")
+"""Keys of a study that decide what a measuring job measures."""
 
 
 class Study(Config):
@@ -80,6 +84,15 @@ class Study(Config):
             )
         own = {"turns": row.turns} if row.kind != "file" else {"sha256": row.sha256, **row.mapping}
         return read_prompts(file, **own)
+
+    def job_settings(self, engine: str, pair: str) -> list[Any]:
+        """What decides a job's measurements besides cells, code, models and prompts: keys of the study, the pair's row,
+        the engine's options and its servers for the pair.
+        """
+        keys = {key: getattr(self, key) for key in JOB_KEYS}
+        row = self.rows.pairs[pair].model_dump(exclude={"notes"})
+        servers = [server for server in self.servers if (server.engine, server.pair) == (engine, pair)]
+        return [keys, row, self.engine_options.get(engine, {}), servers]
 
     def uses_gpu(self) -> bool:
         """Whether jobs use a GPU: `device` says so or, for `auto`, there is an NVIDIA driver. Imports no torch."""

@@ -24,7 +24,7 @@ def has_data(path: Path) -> bool:
 
 
 def inline_svg(path: Path, kind: str, prefix: str) -> Markup:
-    """An SVG file as an HTML element of the class `kind`, or its reason as a paragraph where the figure has no data.
+    """An SVG file of a figure with data as an HTML element of the class `kind`.
 
     prefix: how its ids and classes begin; no other drawing of the page may have the same.
     """
@@ -32,8 +32,6 @@ def inline_svg(path: Path, kind: str, prefix: str) -> Markup:
     text = text[text.index("<svg") :]
     match = re.search(r"<title>(.*?)</title>", text, flags=re.DOTALL)
     title = match[1] if match else ""
-    if f'id="{NOTHING}"' in text:
-        return Markup(f'<p class="muted">No figure: {title}.</p>')
     text = re.sub(rf"{_UNUSED}|{_FONT}", "", text, flags=re.DOTALL)  # the page's style names the fonts
 
     def head(found: re.Match[str]) -> str:
