@@ -62,6 +62,9 @@ MODELS: dict[str, Callable[[], Any]] = {
     "a key head for each query": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE | {"num_key_value_heads": 4})),
     "three queries a key head": lambda: LlamaForCausalLM(LlamaConfig(**wider(96, heads=6), head_dim=64)),
     "seven queries a key head": lambda: LlamaForCausalLM(LlamaConfig(**wider(224, heads=14))),
+    "a width that matrix registers do not serve": lambda: LlamaForCausalLM(
+        LlamaConfig(**wider(48, heads=3) | {"num_key_value_heads": 3})
+    ),
 }
 
 
@@ -200,7 +203,10 @@ def test_a_token_does_not_feel_its_neighbours(name: str, dtype: torch.dtype) -> 
     assert torch.equal(found.forward(torch.tensor([[1, 2, 3, 4, 5], tokens]))[0][1], expected)
 
 
-def test_without_the_processors_bfloat16_instruction_it_says_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("flag", "input_bytes"), [("-mno-avx512bf16", 4), ("-mno-amx-bf16", 2)])
+def test_without_the_processors_bfloat16_instructions_it_says_the_same(
+    monkeypatch: pytest.MonkeyPatch, flag: str, input_bytes: int
+) -> None:
     """Also in products outside compiled passes: behind a long prompt, and in padded passes."""
 
     def outputs_of(way: Any) -> list[torch.Tensor]:
@@ -213,11 +219,12 @@ def test_without_the_processors_bfloat16_instruction_it_says_the_same(monkeypatc
 
     expected = outputs_of("never")
     compiled.library.cache_clear()
-    monkeypatch.setattr(compiler, "FLAGS", (*compiler.FLAGS, "-mno-avx512bf16"))
+    monkeypatch.setattr(compiler, "FLAGS", (*compiler.FLAGS, flag))
     try:
         if compiled.library() is None:
             pytest.skip("this compiler knows no such processor")
-        assert compiled.library().input_bytes() == 4
+        if compiled.library().input_bytes() != input_bytes:
+            pytest.skip("this processor has none of them")
         for mine, theirs in zip(outputs_of("always"), expected, strict=True):
             assert (mine - theirs).float().norm() <= 0.15 * theirs.float().norm()
     finally:
@@ -321,3 +328,67 @@ def test_a_greedy_chain_is_that_of_torch(dtype: torch.dtype, drafted: bool) -> N
             assert place == int(expected.float().numpy().argmax())
             before = int(ids[place]) if ids is not None else place
     assert bias.greedy(logits[..., :-1], ids) is None, "of fewer tokens than it has"
+
+
+def best_first(
+    logits: torch.Tensor,
+    bias: MarkovBias | None,
+    ids: torch.Tensor | None,
+    least: list[float],
+    children: int,
+    trust: float,
+) -> list[tuple[int, int, float]]:
+    """The nodes of one row's logits `[k, V]` as (token's place, parent, value), by a search in plain Python."""
+    nodes: list[tuple[int, int, float]] = []
+    levels: list[int] = []
+    waiting: list[tuple[float, int, int, int]] = []
+
+    def expand(parent: int, level: int, above: float) -> None:
+        own = logits[level].float()
+        if bias is not None and level:
+            place = nodes[parent][0]
+            own = own + bias(torch.tensor(place if ids is None else int(ids[place]))).float()
+        best = own.log_softmax(-1).topk(children)
+        for value, place in zip(best.values.tolist(), best.indices.tolist(), strict=True):
+            waiting.append((above + min(0.0, value + trust), place, parent, level))
+
+    expand(-1, 0, 0.0)
+    while waiting and len(nodes) < len(least):
+        chosen = max(waiting, key=lambda each: each[0])
+        if chosen[0] < least[len(nodes)]:
+            break
+        waiting.remove(chosen)
+        value, place, parent, level = chosen
+        nodes.append((place, parent, value))
+        levels.append(level)
+        if level + 1 < len(logits):
+            expand(len(nodes) - 1, level + 1, value)
+    return nodes
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize(
+    ("least", "trust"), [([-torch.inf] * 12, 0.0), ([-torch.inf] * 3 + [-3.0] * 9, 0.3), ([0.0], 0.0)]
+)
+def test_a_greedy_tree_is_the_best_first_one(
+    dtype: torch.dtype, with_bias: bool, least: list[float], trust: float
+) -> None:
+    drawn = torch.Generator().manual_seed(0)
+    V, Vd, rank, B, k = 150, 96, 32, 3, 3
+    embedding, lm_head = (torch.randn(size, rank, generator=drawn).mul(0.3).to(dtype) for size in (V, Vd))
+    logits, ids = torch.randn(B, k, Vd, generator=drawn).mul(2).to(dtype), torch.arange(0, V)[:Vd] + 7
+    bias = MarkovBias.of({"markov.embedding.weight": embedding, "markov.lm_head.weight": lm_head}, slice(None))
+    assert bias is not None and bias.blocks is not None
+    wide = MarkovBias(embedding.float(), lm_head.float()).requires_grad_(False)
+    places, parents, values, counts = compiled.greedy_tree(
+        logits, (bias.embedding, bias.blocks) if with_bias else None, ids, torch.tensor(least), 4, trust
+    )
+    for row in range(B):
+        expected = best_first(logits[row], wide if with_bias else None, ids, least, 4, trust)
+        n = int(counts[row])
+        assert n == len(expected) and (n > 3 or len(least) == 1)
+        assert places[row, :n].tolist() == [place for place, _, _ in expected]
+        assert parents[row, :n].tolist() == [parent for _, parent, _ in expected]
+        assert values[row, :n].tolist() == pytest.approx([value for _, _, value in expected], abs=1e-4)

@@ -36,7 +36,11 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("suffix_hybrid", {"least": 0.5, "draft_k": 3}),
     ("suffix_p_eagle", {"least": 0.5, "draft_k": 2}),
     ("suffix_p_eagle", {"least": 0.5, "draft_k": 3, "length": "auto"}),
+    ("suffix_p_eagle", {"least": 0.5, "draft_k": 3, "draft_nodes": 4}),
     ("p_eagle", {"length": "auto"}),
+    ("p_eagle", {"nodes": 3, "top_k": 2}),
+    ("p_eagle", {"nodes": 6, "top_k": 4}),
+    ("p_eagle", {"nodes": "auto", "top_k": 3}),
     ("pard", {"length": "auto"}),
     ("token_recycling", {"nodes": 4, "top_k": 3}),
     ("token_recycling", {"nodes": "auto", "top_k": 3}),
@@ -100,7 +104,10 @@ BIASED: list[tuple[str, dict[str, Any]]] = [
     ("p_eagle", {}),
     ("p_eagle", {"acceptance": "block"}),
     ("p_eagle", {"length": "auto"}),
+    ("p_eagle", {"nodes": 6, "top_k": 3}),
+    ("p_eagle", {"nodes": "auto", "top_k": 3}),
     ("suffix_p_eagle", {"draft_k": 2}),
+    ("suffix_p_eagle", {"draft_k": 3, "draft_nodes": 4}),
 ]
 
 
@@ -149,6 +156,7 @@ CUT: list[tuple[str, dict[str, Any]]] = [
     ("eagle3", {"nodes": 12, "top_k": 5}),
     ("p_eagle", {}),
     ("p_eagle", {"acceptance": "block"}),
+    ("p_eagle", {"nodes": 6, "top_k": 3}),
 ]
 
 
@@ -198,7 +206,10 @@ def test_variants_keep_the_targets_distribution(lab: Lab, method: str, options: 
     assert test.p_value > 1e-4, test
 
 
-def test_a_tree_that_keeps_what_turned_out_likely_is_caught(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("method", ["eagle2", "p_eagle"])
+def test_a_tree_that_keeps_what_turned_out_likely_is_caught(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
     """EAGLE-2's own rule, applied to drawn children: worth by the drawn token's probability."""
 
     def by_confidence(self: Eagle2, context: Context, logits: torch.Tensor, width: int) -> Any:
@@ -207,7 +218,7 @@ def test_a_tree_that_keeps_what_turned_out_likely_is_caught(lab: Lab, monkeypatc
         return tokens, q.gather(-1, tokens).log(), q
 
     monkeypatch.setattr(Eagle2, "_children", by_confidence)
-    assert outcome_test(lab, lab.drafter("eagle2", nodes=3, top_k=4)).p_value < 1e-9
+    assert outcome_test(lab, lab.drafter(method, nodes=3, top_k=4)).p_value < 1e-9
 
 
 def test_a_layout_that_leaves_a_draw_out_is_caught(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
+from math import exp
 from operator import mul
 from typing import TYPE_CHECKING
 
@@ -77,10 +78,14 @@ class DraftSize:
 
         chances: falling, each token's chance that it and all tokens before it on its path are accepted.
         """
-        for size, (chance, slope) in enumerate(zip(chances, self.slopes, strict=False)):
-            if chance < self.rate * slope:
+        for size, (chance, least) in enumerate(zip(chances, self.least(len(chances)), strict=False)):
+            if chance < least:
                 return size
         return min(len(chances), len(self.slopes))
+
+    def least(self, most: int) -> list[float]:
+        """The chance that each of a draft's first `most` tokens must have; fewer where no more can be verified."""
+        return [self.rate * slope for slope in self.slopes[:most]]
 
     def fit_chains(self, shares: Sequence[Sequence[float]], depths: Sequence[int]) -> list[int]:
         """How many tokens of each row's chain to verify, at most `depths[b]`.
@@ -113,6 +118,20 @@ class DraftSize:
         expected = sum(sum(row[:n]) for row, n in zip(self._shares, judged, strict=True))
         self._shares, self.lengths = [], []
         self.learn(expected, sum(accepted), verdict)
+
+    def learn_trees(self, values: Sequence[Sequence[float]], verdict: Verdict) -> None:
+        """Learn from trees. values: of each row the logarithm of each node's chance, by `trust` so far; none: it had no tree."""
+        expected, accepted = 0.0, 0
+        for row, (own, path, tokens) in enumerate(zip(values, verdict.paths, verdict.tokens, strict=True)):
+            parents = verdict.parents[row] if verdict.parents is not None else range(-1, len(own) - 1)
+            if tokens and own:  # the children of the root and of each accepted node were judged
+                judged = {-1: 0.0} | {node: own[node] for node in path}
+                shares = (
+                    exp(value - judged[above]) for value, above in zip(own, parents, strict=True) if above in judged
+                )
+                expected += sum(shares) / self.trust
+                accepted += len(path)
+        self.learn(expected, accepted, verdict)
 
     def shorten(self, draft: Draft, logits: Tensor, depths: Sequence[int]) -> Draft:
         """The chains of a drafter that gives the logits `[B, k, Vd]` of all their tokens at once, cut where they fit."""

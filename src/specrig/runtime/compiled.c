@@ -14,6 +14,10 @@
 #if defined __AVX512F__ || defined __AVX2__
 #include <immintrin.h>
 #endif
+#ifdef __AMX_BF16__
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 /* W: floats in a vector, as wide as the processor's registers; all widths but the number of a product's outputs are multiples of it.
  * (Wider than the registers, gcc 12 takes minutes and a gigabyte for this file.) A tile has at most TILE_ROWS rows; tiles of at most
@@ -132,6 +136,17 @@ INLINE float sum(vec x) {
     return sums(alone)[0];
 }
 
+/* acc + x * y, rounded once wherever it stands: left to itself, gcc rounds twice in some loops for some processors. */
+INLINE vec plus(vec acc, vec x, vec y) {
+#ifdef __AVX512F__
+    return (vec)_mm512_fmadd_ps((__m512)x, (__m512)y, (__m512)acc);
+#elif defined __AVX2__ && defined __FMA__
+    return (vec)_mm256_fmadd_ps((__m256)x, (__m256)y, (__m256)acc);
+#else
+    return acc + x * y;
+#endif
+}
+
 /* RMSNorm of x [D] (1910.07467); x itself without a weight. */
 INLINE void rms_norm(void *to, int64_t at, const float *x, const void *weight, int64_t D, double eps, int bf16, int as_bf16) {
     if (!weight) {
@@ -191,15 +206,121 @@ INLINE void rms_norm(void *to, int64_t at, const float *x, const void *weight, i
 #endif
 TILES(TILE)
 
-/* More rows than a tile has come in parts as even as can be; each part fetches its share of what comes next. */
-#define PARTS(rows) \
-    for (int64_t part = 0, parts = ((rows) + TILE_ROWS - 1) / TILE_ROWS, slower = parts == 1 ? 0 : parts == 2 ? 1 : 2, first = 0, many; \
-         part < parts && (many = (rows) * (part + 1) / parts - first); first += many, part++)
+/* Where the processor has matrix registers (AMX) and multiplies bfloat16 with them, products of a number of inputs that is a multiple of
+ * 32 use them: up to MATRIX_ROWS rows take as long as one, since the weights have to be read. */
+enum { MATRIX_ROWS = 32 };
+#ifdef __AMX_BF16__
+static int has_matrices(void) { /* Linux grants the registers to a process that asks */
+    static int granted = -1;
+    if (granted < 0) granted = !syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18 /* XTILEDATA */);
+    return granted;
+}
 
-/* Blocks of the tiles for so many rows. */
-INLINE int together(int64_t rows) { return rows <= FEW ? 4 : 2; }
+/* Registers 0 to 3: sums; 4: inputs; 5 to 7: weights, or 5: the inputs of a second half. `rows` of sums and inputs. */
+static void shape_matrices(int64_t rows) {
+    struct { uint8_t palette, unused[15]; uint16_t bytes[16]; uint8_t rows[16]; } shape = {.palette = 1};
+    EACH(i, 8) { shape.bytes[i] = 64; shape.rows[i] = i < 5 ? rows : 16; }
+    _tile_loadconfig(&shape);
+}
+static void free_matrices(void) { _tile_release(); }
 
-INLINE void tile(vec y[][4], const void *x, int64_t rows, const char *const *w, int64_t in, int64_t ahead, int slower, int kind) {
+/* As `tile` with four blocks, for `rows` rows at most 16. Blocks lie as the instruction wants its second factor: 16 pairs of inputs of W
+ * outputs are a register. */
+static __attribute__((noinline)) void matrix_tile(vec y[][4], const char *x, const char *const *w, int64_t in, int64_t ahead) {
+    _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);
+    for (int64_t k = 0; k < in / 32; k++) {
+        EACH(c, 4) for (int line = 0; line < 1024; line += 64) { /* from memory, and from the outer cache */
+            __builtin_prefetch(w[c] + k * 1024 + line + ahead, 0, 2);
+            __builtin_prefetch(w[c] + k * 1024 + line + 2048, 0, 3);
+        }
+        _tile_loadd(4, x + k * 64, in * 2);
+        _tile_loadd(5, w[0] + k * 1024, 64); _tile_loadd(6, w[1] + k * 1024, 64); _tile_loadd(7, w[2] + k * 1024, 64);
+        _tile_dpbf16ps(0, 4, 5);
+        _tile_loadd(5, w[3] + k * 1024, 64);
+        _tile_dpbf16ps(1, 4, 6); _tile_dpbf16ps(2, 4, 7); _tile_dpbf16ps(3, 4, 5);
+    }
+    _tile_stored(0, &y[0][0], sizeof *y); _tile_stored(1, &y[0][1], sizeof *y);
+    _tile_stored(2, &y[0][2], sizeof *y); _tile_stored(3, &y[0][3], sizeof *y);
+}
+
+/* As `tile` with two blocks, for two halves of `rows` rows each, the second beginning with row `second`. */
+static __attribute__((noinline)) void matrix_tiles(vec y[][4], const char *x, int64_t second, const char *const *w, int64_t in,
+                                                   int64_t ahead, int slower) {
+    _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);
+    for (int64_t k = 0; k < in / 32; k++) {
+        EACH(c, 2) for (int line = 0; line < 1024 >> slower; line += 64) __builtin_prefetch(w[c] + ((k * 1024) >> slower) + line + ahead, 0, 2);
+        _tile_loadd(4, x + k * 64, in * 2);
+        _tile_loadd(6, w[0] + k * 1024, 64); _tile_loadd(7, w[1] + k * 1024, 64);
+        _tile_dpbf16ps(0, 4, 6); _tile_dpbf16ps(1, 4, 7);
+        _tile_loadd(4, x + second * in * 2 + k * 64, in * 2);
+        _tile_dpbf16ps(2, 4, 6); _tile_dpbf16ps(3, 4, 7);
+    }
+    _tile_stored(0, &y[0][0], sizeof *y); _tile_stored(1, &y[0][1], sizeof *y);
+    _tile_stored(2, &y[second][0], sizeof *y); _tile_stored(3, &y[second][1], sizeof *y);
+}
+
+/* The same sums in the same order without these registers, which is as fast for a row or two: for 16 pairs of inputs at a time, what the
+ * first of each pair give and what the second give, then both together. */
+#define AS_MATRIX(R) \
+    static __attribute__((noinline)) void as_matrix_##R(vec y[][4], const char *x, const char *const *w, int64_t in, int64_t ahead) { \
+        vec acc[R][4]; \
+        EACH(r, R) EACH(c, 4) acc[r][c] = (vec){0}; \
+        for (int64_t from = 0; from < in / 2; from += 16) { \
+            vec first[R][4], second[R][4]; \
+            EACH(r, R) EACH(c, 4) first[r][c] = second[r][c] = (vec){0}; \
+            for (int64_t k = from; k < from + 16; k++) { \
+                EACH(c, 4) __builtin_prefetch(w[c] + k * 64 + ahead, 0, 2); \
+                EACH(c, 4) { \
+                    const bits pairs = *(const bits *)(w[c] + k * 64); \
+                    EACH(r, R) { \
+                        const bits own = (bits){0} + ((const uint32_t *)(x + r * in * 2))[k]; \
+                        first[r][c] = plus(first[r][c], (vec)(own << 16), (vec)(pairs << 16)); \
+                        second[r][c] = plus(second[r][c], (vec)(own & 0xffff0000), (vec)(pairs & 0xffff0000)); \
+                    } \
+                } \
+            } \
+            EACH(r, R) EACH(c, 4) acc[r][c] += first[r][c] + second[r][c]; \
+        } \
+        EACH(r, R) EACH(c, 4) y[r][c] = acc[r][c]; \
+    }
+AS_MATRIX(1) AS_MATRIX(2)
+#else
+static int has_matrices(void) { return 0; }
+static void shape_matrices(int64_t rows) {}
+static void free_matrices(void) {}
+static void matrix_tile(vec y[][4], const char *x, const char *const *w, int64_t in, int64_t ahead) {}
+static void matrix_tiles(vec y[][4], const char *x, int64_t second, const char *const *w, int64_t in, int64_t ahead, int slower) {}
+static void as_matrix_1(vec y[][4], const char *x, const char *const *w, int64_t in, int64_t ahead) {}
+static void as_matrix_2(vec y[][4], const char *x, const char *const *w, int64_t in, int64_t ahead) {}
+#endif
+
+/* How a product of `rows` rows is cut. N: blocks of weights at a time. size: most rows of a part. matrix_rows: those of a matrix
+ * register's sums, 0: none is used. Whether the sums are those of matrices depends on the inputs alone, never on the rows. */
+typedef struct { int matrices, N; int64_t size, matrix_rows; } Cut;
+
+INLINE int64_t even(int64_t rows, int64_t most) { /* size of the fewest equal parts of at most so many rows */
+    int64_t parts = (rows + most - 1) / most;
+    return (rows + parts - 1) / parts;
+}
+
+INLINE Cut cut(int64_t rows, int64_t in, int kind) {
+    if (kind != PAIRED || in % 32 || !has_matrices()) return (Cut){0, rows <= FEW ? 4 : 2, even(rows, TILE_ROWS), 0};
+    if (rows <= 16) return (Cut){1, 4, rows, rows <= 2 ? 0 : rows};
+    int64_t half = (even(rows, MATRIX_ROWS) + 1) / 2;
+    return (Cut){1, 2, 2 * half, half};
+}
+
+/* Each part fetches its share of what comes next. */
+#define PARTS(rows, size) \
+    for (int64_t first = 0, many, slower = (rows) <= (size) ? 0 : (rows) <= 2 * (size) ? 1 : 2, part = 0; \
+         first < (rows) && (many = (rows) - first < (size) ? (rows) - first : (size)); first += many, part++)
+
+INLINE void tile(vec y[][4], const void *x, int64_t rows, const char *const *w, int64_t in, int64_t ahead, int slower, int kind, Cut how) {
+    if (how.matrices) {
+        if (how.N == 2) matrix_tiles(y, x, rows - how.matrix_rows, w, in, ahead, slower); /* the halves may share rows */
+        else (how.matrix_rows ? matrix_tile : rows == 1 ? as_matrix_1 : as_matrix_2)(y, x, w, in, ahead);
+        return;
+    }
 #define CASE(R, N) case R: tile_##R##_##N(y, x, w, in, ahead, slower, kind); break;
     switch (rows) { TILES(CASE) }
 #undef CASE
@@ -211,13 +332,15 @@ INLINE int64_t bytes_of(int kind) { return kind == PAIRED ? 2 : 4; } /* of an in
 INLINE void product(void *y, const char *x, int64_t rows, const char *weight, const void *bias, int64_t in, int64_t out,
                     int64_t from, int64_t to, int onto, int as_bf16, int kind) {
     const int64_t block = in * W * (kind == WHOLE ? 4 : 2);
-    const int N = together(rows);
+    const Cut how = cut(rows, in, kind);
+    const int N = how.N;
+    if (how.matrix_rows) shape_matrices(how.matrix_rows);
     for (int64_t j = from; j < to; j += N) {
         const char *at[4];
         for (int c = 0; c < N; c++) at[c] = weight + (j + c < to ? j + c : j) * block;
-        PARTS(rows) {
-            vec found[TILE_ROWS][4];
-            tile(found, x + first * in * bytes_of(kind), many, at, in, N * block + part * (block >> slower), slower, kind);
+        PARTS(rows, how.size) {
+            vec found[MATRIX_ROWS][4];
+            tile(found, x + first * in * bytes_of(kind), many, at, in, N * block + part * (block >> slower), slower, kind, how);
             for (int64_t r = 0; r < many; r++)
                 for (int c = 0; c < N && j + c < to; c++) {
                     int64_t column = (j + c) * W, place = (first + r) * out + column;
@@ -233,19 +356,22 @@ INLINE void product(void *y, const char *x, int64_t rows, const char *weight, co
                 }
         }
     }
+    if (how.matrix_rows) free_matrices();
 }
 
 /* Columns of the blocks [from, to) of y [rows, I] = SiLU(x gate^T) (x up^T) (2002.05202). */
 INLINE void swiglu(void *y, const char *x, int64_t rows, const char *gate_up, int64_t in, int64_t I, int64_t from, int64_t to,
                    int kind) {
     const int64_t block = in * W * (kind == WHOLE ? 4 : 2);
-    const int N = together(rows);
+    const Cut how = cut(rows, in, kind);
+    const int N = how.N;
+    if (how.matrix_rows) shape_matrices(how.matrix_rows);
     for (int64_t j = from; j < to; j += N / 2) {
         const char *at[4];
         for (int c = 0; c < N; c++) at[c] = gate_up + ((c % 2 ? I / W : 0) + (j + c / 2 < to ? j + c / 2 : j)) * block;
-        PARTS(rows) {
-            vec found[TILE_ROWS][4];
-            tile(found, x + first * in * bytes_of(kind), many, at, in, N / 2 * block + part * (block >> slower), slower, kind);
+        PARTS(rows, how.size) {
+            vec found[MATRIX_ROWS][4];
+            tile(found, x + first * in * bytes_of(kind), many, at, in, N / 2 * block + part * (block >> slower), slower, kind, how);
             for (int64_t r = 0; r < many; r++)
                 for (int c = 0; c < N && j + c / 2 < to; c += 2) {
                     vec gate = found[r][c], up = found[r][c + 1];
@@ -253,6 +379,7 @@ INLINE void swiglu(void *y, const char *x, int64_t rows, const char *gate_up, in
                 }
         }
     }
+    if (how.matrix_rows) free_matrices();
 }
 
 /* A head's d numbers, normed where the model does that, then rotated by its position (2104.09864, section 3.4). */
@@ -277,16 +404,6 @@ INLINE vec numbers(const void *from, int64_t at, int bf16, int paired) {
     return paired ? *(const vec *)((const uint16_t *)from + at) : load(from, at, bf16);
 }
 
-/* acc + x * y, rounded once wherever it stands: left to itself, gcc rounds twice in some loops for some processors. */
-INLINE vec plus(vec acc, vec x, vec y) {
-#ifdef __AVX512F__
-    return (vec)_mm512_fmadd_ps((__m512)x, (__m512)y, (__m512)acc);
-#elif defined __AVX2__ && defined __FMA__
-    return (vec)_mm256_fmadd_ps((__m256)x, (__m256)y, (__m256)acc);
-#else
-    return acc + x * y;
-#endif
-}
 INLINE vec plus_numbers(vec acc, vec x, vec y, int paired) { return paired ? BOTH(acc, (bits)x, (bits)y) : plus(acc, x, y); }
 
 /* All ones where a byte is not 0. */
@@ -397,7 +514,7 @@ INLINE void attend(float *mixed, float *totals, float *weights, int64_t room, ui
     for (int64_t r = 0; r < count; r++) highest[r] = (vec){0} - INFINITY;
     for (int64_t slot = 0, to; slot < end; slot = to) {
         to = end - slot < SLOTS ? end : slot + SLOTS;
-        PARTS(count) {
+        PARTS(count, even(count, TILE_ROWS)) {
 #define CASE(R, blocks) case R: score_##R(weights + first * room, room, highest + first, queries + first * d * (paired ? 2 : 4), keys, \
                                      masks + first, slot, to, d, paired, bf16); break;
             switch (many) { TILES(CASE) }
@@ -414,7 +531,7 @@ INLINE void attend(float *mixed, float *totals, float *weights, int64_t room, ui
         to = slot + 1;
         if (!seen[slot]) continue;
         while (to < end && to - slot < SLOTS && seen[to]) to++;
-        PARTS(count) {
+        PARTS(count, even(count, TILE_ROWS)) {
 #define CASE(R, blocks) case R: mix_##R(mixed + first * d, totals + first, weights + first * room, room, values, slot, to, d, bf16); break;
             switch (many) { TILES(CASE) }
 #undef CASE
@@ -462,8 +579,11 @@ INLINE void attention(void *attended, float *qkv, const Layer *layer, const Pass
             masks[q] = layer->mask ? layer->mask + ((p->mask_rows > 1 ? b : 0) * p->n + token) * p->end : 0;
             where[q] = r * H + own_head;
         }
+        int64_t end = 0; /* behind the last slot that one of them sees */
+        for (int64_t q = 0, own_end; q < count; end = own_end > end ? own_end : end, q++)
+            for (own_end = p->end; masks[q] && own_end > 1 && !masks[q][own_end - 1];) own_end--;
         attend(mixed, totals, weights, room, seen, (char *)queries, count, (char *)layer->keys + offset,
-               (char *)layer->values + offset, masks, p->end, d, paired, bf16);
+               (char *)layer->values + offset, masks, end, d, paired, bf16);
         for (int64_t q = 0; q < count; q++)
             for (int64_t i = 0; i < d; i += W) store(attended, where[q] * d + i, load(mixed, q * d + i, 0) / totals[q], kind == PAIRED);
     }
@@ -585,6 +705,114 @@ void greedy_chain(int64_t *out, const void *logits, const void *embedding, const
                 int best = 0;
                 for (int other = 1; other < T; other++) if (highest[other] > highest[best]) best = other;
                 out[slot] = places[best];
+            }
+        }
+    }
+}
+
+/* Greedy trees of such a head, its best paths first (2406.16858, section 4; the head's logits of all levels stand already). A node's value
+ * is the sum along its path of min(0, log-probability + trust). Of row b, found[b] nodes, parents before children: the next is always
+ * the best child of any node that is there, until there are `nodes`, or the i-th would be worth less than least[i]. Of equals the first.
+ *
+ * places, parents (-1: the root), values: [B, nodes]. logits: [B, k, Vd] of the levels; children: of a node at most. head: null without
+ * a bias, which the first level never has. */
+void greedy_tree(int64_t *places, int64_t *parents, float *values, int64_t *found, const void *logits, const void *embedding, const void *head,
+                 const int64_t *ids, int64_t B, int64_t k, int64_t V, int64_t rank, int64_t nodes, int64_t children, const float *least,
+                 float trust, int bf16, int threads) {
+    typedef struct { float value; int64_t place, parent, level; } Child;
+    float scores[V], highest[threads], masses[threads];
+    Child best[threads * children], open[nodes * children];
+    int64_t counts[threads], waiting = 0, next = -1; /* the node that gets children now; -2: the tree is done */
+    int64_t levels[nodes];
+    #pragma omp parallel num_threads(threads)
+    {
+        const int t = omp_get_thread_num(), T = omp_get_num_threads();
+        const int64_t from = V / W * t / T, to = V / W * (t + 1) / T;
+        float before[rank];
+        for (int64_t b = 0; b < B; b++) {
+            #pragma omp barrier
+            #pragma omp single
+            { waiting = 0; next = -1; found[b] = 0; }
+            while (next > -2) {
+                const int64_t level = next < 0 ? 0 : levels[next] + 1;
+                const int with_bias = head && level;
+                if (with_bias) {
+                    const int64_t place = places[b * nodes + next], token = ids ? ids[place] : place;
+                    for (int64_t c = 0; c < rank; c += W) *(vec *)(before + c) = load(embedding, token * rank + c, bf16);
+                }
+                vec most = (vec){0} - INFINITY, mass = {0}, x[4];
+                for (int64_t block = from; block < to; block++) {
+                    vec y = load(logits, (b * k + level) * V + block * W, bf16);
+                    if (with_bias) {
+                        EACH(i, 4) x[i] = (vec){0};
+                        for (int64_t c = 0; c < rank; c += 4) EACH(i, 4) x[i] += before[c + i] * load(head, (block * rank + c + i) * W, bf16);
+                        y += (x[0] + x[1]) + (x[2] + x[3]);
+                    }
+                    store(scores, block * W, y, 0);
+                    most = choose(y > most, y, most);
+                }
+                highest[t] = -INFINITY;
+                EACH(i, W) highest[t] = most[i] > highest[t] ? most[i] : highest[t];
+                #pragma omp barrier
+                float top = -INFINITY;
+                for (int other = 0; other < T; other++) top = highest[other] > top ? highest[other] : top;
+                for (int64_t block = from; block < to; block++) mass += exponential(load(scores, block * W, 0) - top);
+                masses[t] = sum(mass);
+                counts[t] = 0;
+                while (counts[t] < children && counts[t] < (to - from) * W) { /* this thread's likeliest, one by one */
+                    vec most = (vec){0} - INFINITY;
+                    lanes place = {0}, one = {0};
+                    EACH(i, W) one[i] = i;
+                    for (int64_t block = from; block < to; block++) {
+                        vec y = load(scores, block * W, 0);
+                        lanes higher = y > most;
+                        most = choose(higher, y, most);
+                        place = ((one + (int32_t)(block * W)) & higher) | (place & ~higher);
+                    }
+                    Child *own = best + t * children + counts[t]++;
+                    *own = (Child){-INFINITY, 0, next, level};
+                    EACH(i, W) if (most[i] > own->value || (most[i] == own->value && place[i] < own->place)) {
+                        own->value = most[i];
+                        own->place = place[i];
+                    }
+                    scores[own->place] = -INFINITY;
+                }
+                #pragma omp barrier
+                #pragma omp single
+                {
+                    float mass = 0.0f;
+                    for (int other = 0; other < T; other++) mass += masses[other];
+                    const float above = next < 0 ? 0.0f : values[b * nodes + next], norm = top + logf(mass);
+                    int64_t taken[T];
+                    memset(taken, 0, sizeof taken);
+                    for (int64_t child = 0; child < children; child++) { /* the threads' lists are sorted: merge them */
+                        int from_thread = -1;
+                        for (int other = 0; other < T; other++)
+                            if (taken[other] < counts[other] &&
+                                (from_thread < 0 || best[other * children + taken[other]].value > best[from_thread * children + taken[from_thread]].value))
+                                from_thread = other;
+                        if (from_thread < 0) break;
+                        Child *chosen = open + waiting++;
+                        *chosen = best[from_thread * children + taken[from_thread]++];
+                        const float step = chosen->value - norm + trust;
+                        chosen->value = above + (step < 0.0f ? step : 0.0f);
+                    }
+                    /* Nodes are added until one has children of its own to look at, or the tree is done. */
+                    for (next = -2; next == -2 && found[b] < nodes && waiting;) {
+                        int64_t first = 0;
+                        for (int64_t other = 1; other < waiting; other++) if (open[other].value > open[first].value) first = other;
+                        const Child chosen = open[first];
+                        if (chosen.value < least[found[b]]) break;
+                        memmove(open + first, open + first + 1, (--waiting - first) * sizeof *open);
+                        const int64_t node = b * nodes + found[b];
+                        places[node] = chosen.place;
+                        parents[node] = chosen.parent;
+                        values[node] = chosen.value;
+                        levels[found[b]] = chosen.level;
+                        if (chosen.level + 1 < k && found[b] + 1 < nodes) next = found[b];
+                        found[b]++;
+                    }
+                }
             }
         }
     }

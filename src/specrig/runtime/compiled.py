@@ -7,7 +7,7 @@ here weights lie in the order of reading, and as many rows as registers hold are
 
 from __future__ import annotations
 
-from ctypes import c_int, c_int64, c_void_p
+from ctypes import c_float, c_int, c_int64, c_void_p
 from functools import cache
 from typing import Any
 
@@ -31,7 +31,9 @@ def library() -> Any:
         loaded.scratch_floats.restype = loaded.input_bytes.restype = loaded.vector_width.restype = c_int64
         loaded.linear.argtypes = [c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_int64, c_int, c_int]
         loaded.greedy_chain.argtypes = [*[c_void_p] * 5, *[c_int64] * 4, c_int, c_int]
+        loaded.greedy_tree.argtypes = [*[c_void_p] * 8, *[c_int64] * 6, c_void_p, c_float, c_int, c_int]
         loaded.linear.restype = loaded.forward.restype = loaded.greedy_chain.restype = None
+        loaded.greedy_tree.restype = None
     return loaded
 
 
@@ -123,3 +125,29 @@ def greedy_chain(logits: Tensor, embedding: Tensor, blocks: Tensor, ids: Tensor 
         torch.get_num_threads(),
     )
     return out
+
+
+def greedy_tree(
+    logits: Tensor, bias: tuple[Tensor, Tensor] | None, ids: Tensor | None, least: Tensor, children: int, trust: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Trees of the most promising nodes of logits `[B, k, V]` of k levels, each row's best nodes first.
+
+    A node's value is the sum along its path of min(0, log-probability + trust). bias: embedding and blocks of
+    `greedy_chain`. least: `[n]`, the lowest values of the nodes, n of them at most. children: of a node at most.
+
+    Returns places, parents (-1: the root) and values, `[B, n]` each, and how many nodes each row has, `[B]`; what lies
+    behind them means nothing.
+    """
+    (B, k, V), n = logits.shape, len(least)
+    logits, least = logits.contiguous(), least.float().contiguous()
+    places, parents, counts = torch.zeros((B, n), dtype=torch.int64), torch.full((B, n), -1), torch.zeros(B).long()
+    values = torch.full((B, n), -torch.inf)
+    embedding, blocks = bias or (None, None)
+    library().greedy_tree(
+        *(each.data_ptr() for each in (places, parents, values, counts, logits)),
+        *(None if each is None else each.data_ptr() for each in (embedding, blocks, ids)),
+        *(B, k, V, 0 if embedding is None else embedding.shape[1], n, children, least.data_ptr(), trust),
+        logits.dtype == torch.bfloat16,
+        torch.get_num_threads(),
+    )
+    return places, parents, values, counts

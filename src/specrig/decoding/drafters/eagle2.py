@@ -22,8 +22,8 @@ elders and parents come first.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 from pydantic import Field
 
@@ -34,6 +34,9 @@ from specrig.heads.base import Foreign
 if TYPE_CHECKING:
     from torch import Tensor
 
+Below: TypeAlias = "Callable[[int, Tensor, Tensor | None], Tensor]"
+"""From a level, the tokens `[B, w]` of the nodes expanded above it and their parents among those expanded before them
+(`[B, w]`; None: the root) to the logits `[B, w, Vd]` of their children."""
 
 DRAWN = 0.5
 """How the worth of a draw is estimated. At this share of positions the target is taken to have the head's own
@@ -106,27 +109,42 @@ class Eagle2(Eagle):
         top_k: int = Field(10, ge=1, le=16)
 
     def propose(self, context: Context, k: int) -> Draft:
-        """Expand k levels (2406.16858, section 4.1), then rerank (4.2).
+        """Expand k levels, one pass of the head each, then rerank."""
+        logits, feature = self.head.advance(context.tokens, context.done)
+        predicted = feature.unsqueeze(1)  # [B, m, D], by the nodes of the level above that were expanded
 
-        w: nodes expanded a level, and children of each, so a level below the first drafts w · w nodes. Lists hold a
-        tensor a level.
+        def below(_: int, tokens: Tensor, above: Tensor | None) -> Tensor:
+            # The head runs over the expanded nodes alone: logits [B, w, V], predicted features [B, w, D].
+            nonlocal predicted
+            over = tokens.new_zeros(tokens.shape) if above is None else above
+            features = predicted.gather(1, over.unsqueeze(-1).expand(-1, -1, predicted.shape[-1]))
+            logits, predicted = self.head.branch(tokens, features, above)
+            return logits
+
+        # Beyond the best `nodes` of a level nothing can be chosen: its betters on that level would fill the tree.
+        width = min(self.options.top_k, self.options.nodes)
+        return self.grown(context, logits, below, k, width, lambda _: self.options.nodes)[0]
+
+    def grown(
+        self, context: Context, logits: Tensor, below: Below, k: int, width: int, nodes: Callable[[Tensor], int]
+    ) -> tuple[Draft, Tensor]:
+        """Expand k levels (2406.16858, section 4.1), then rerank (4.2). Returns the tree and its values `[B, n]`.
+
+        logits: `[B, Vd]`, of the root's children. width: w, the nodes expanded a level, and the children of each, so
+        that a level below the first drafts w · w nodes. nodes: from all nodes' values `[B, N]` to how many are chosen.
         """
         import torch
 
-        # Level 1: the root's w children, [B, w]. They hang on the context, -1.
-        logits, feature = self.head.advance(context.tokens, context.done)
-        # Beyond the best `nodes` of a level nothing can be chosen: its betters on that level would fill the tree.
-        width = min(self.options.top_k, self.options.nodes, logits.shape[-1])
+        # Level 1: the root's w children, [B, w]. They hang on the context, -1. Lists hold a tensor a level.
+        width = min(width, logits.shape[-1])
         best, value, q = self._children(context, logits.unsqueeze(1), width)
         tokens, values, parents, probs = [best.flatten(1)], [value.flatten(1)], [torch.full_like(best[:, 0], -1)], [q]
-        # Which of the last level's nodes are expanded, [B, w], and the features [B, w, D] that their parents predicted.
+        # Which of the last level's nodes are expanded, [B, w].
         expanded = torch.arange(width, device=logits.device).expand(len(logits), -1)
-        features = feature.unsqueeze(1).expand(-1, width, -1)
         # Each expanded node's parent among those expanded before it; index of the level's first node.
         above, first = None, 0
-        for _ in range(k - 1):
-            # The head runs over the expanded nodes alone: logits [B, w, V], predicted features [B, w, D].
-            logits, predicted = self.head.branch(tokens[-1].gather(1, expanded), features, above)
+        for level in range(1, k):
+            logits = below(level, tokens[-1].gather(1, expanded), above)
             best, value, q = self._children(context, logits, width)
             # A path's value is its parent's times its own last step: [B, w, 1] + [B, w, w] -> [B, w · w] in logarithms.
             value = (values[-1].gather(1, expanded).unsqueeze(-1) + value).flatten(1)
@@ -138,15 +156,15 @@ class Eagle2(Eagle):
             # The next level expands the w nodes of highest value. Stable, so that equals keep their order.
             expanded = torch.sort(value, dim=-1, descending=True, stable=True).indices[:, :width]
             above = expanded // width
-            features = predicted.gather(1, above.unsqueeze(-1).expand(-1, -1, predicted.shape[-1]))
         # Rerank all nodes of all levels, N of them, to the best n.
-        ancestry = torch.cat(parents, 1)
-        chosen, kept = rerank(torch.cat(values, 1), ancestry, self.options.nodes)
+        ancestry, worth = torch.cat(parents, 1), torch.cat(values, 1)
+        chosen, kept = rerank(worth, ancestry, nodes(worth))
         drawn = torch.cat([q for q in probs if q is not None], 1) if q is not None else None
         sources = _sources(drawn, ancestry, chosen, width)
-        return Draft(
+        tree = Draft(
             torch.cat(tokens, 1).gather(1, chosen), kept, sources, width=width, vocabulary=self.head.vocabulary
         )
+        return tree, worth.gather(1, chosen)
 
     def _children(self, context: Context, logits: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor | None]:
         """`width` children of each of m nodes by their `logits` `[B, m, Vd]`.

@@ -3,18 +3,31 @@
 2602.01469. The head runs what was accepted and k - 1 masks, and names a token at each. No token knows the one drafted
 before it: above temperature 0 each is sampled from a distribution of its own, so exact rejection sampling applies. A
 head with a bias of the token before (`heads.markov`) knows that one token: its logits are then read one by one.
+
+The logits of all k levels stand after that pass. So a tree (`nodes`) drafts at no further cost, and pays where the
+target verifies a few more tokens cheaply. It has EAGLE-2's values and shape.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from math import inf, log
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field, model_validator
 
 from specrig.decoding.draft_size import DraftSize
 from specrig.decoding.drafters.eagle3 import Eagle3
-from specrig.decoding.types import ChainOptions, Context, Draft, Verdict
+from specrig.decoding.types import ChainOptions, Context, Draft, Verdict, empty_draft
 
 if TYPE_CHECKING:
+    from typing import Self
+
     from torch import Tensor
+
+MOST = 63
+"""Nodes of the largest tree of `nodes: auto`."""
+LEAST = 1e-30
+"""Below this chance nothing is drafted, whatever it costs."""
 
 
 class PEagle(Eagle3):
@@ -28,10 +41,19 @@ class PEagle(Eagle3):
 
     class Options(ChainOptions):
         """length: of the chain that is verified. fixed: k; auto: as far as a pass of that width pays here, k at most
-        (`decoding.draft_size`).
+        (`decoding.draft_size`). nodes: 0 drafts a chain, else the size of a tree of k levels; auto: as many nodes as pay
+        here. top_k: most children of a node. acceptance and length are those of a chain.
         """
 
         length: Literal["fixed", "auto"] = "fixed"
+        nodes: Annotated[int, Field(ge=0, le=128)] | Literal["auto"] = 0
+        top_k: int = Field(8, ge=1, le=16)
+
+        @model_validator(mode="after")
+        def _one_shape(self) -> Self:
+            if self.nodes and (self.length == "auto" or self.acceptance != "exact"):
+                raise ValueError("length: auto and acceptance: block are of chains: leave them out with nodes")
+            return self
 
     def load(self) -> Any:
         """The trained head."""
@@ -42,11 +64,18 @@ class PEagle(Eagle3):
     def begin(self, context: Context, hidden: Tensor, aux_hidden_states: Tensor | None = None) -> None:
         """Prefill the head with the prompts' states."""
         super().begin(context, hidden, aux_hidden_states)
-        self.size = DraftSize(self.resources.pass_costs()) if self.options.length == "auto" else None
+        fitted = "auto" in (self.options.length, self.options.nodes)
+        self.size = DraftSize(self.resources.pass_costs()) if fitted else None
+        self.values: list[list[float]] = []  # of each row's nodes, see `DraftSize.learn_trees`
+        self.values: list[list[float]] = []  # of each row's nodes, see `DraftSize.learn_trees`
+        self.values: list[list[float]] = []  # of each row's nodes, see `DraftSize.learn_trees`
+        self.values: list[list[float]] = []  # of each row's nodes, see `DraftSize.learn_trees`
 
     def propose(self, context: Context, k: int) -> Draft:
-        """Sample k tokens a row: each for itself, or with a bias each behind the one before."""
+        """Sample k tokens a row: each for itself, or with a bias each behind the one before. Or a tree of k levels."""
         logits = self.head.draft(context.tokens, context.done, k)
+        if self.options.nodes:
+            return self._tree(logits, context)
         if self.head.markov is not None:
             draft, logits = self._in_turn(logits, context)
         else:
@@ -80,8 +109,47 @@ class PEagle(Eagle3):
         )
         return draft, torch.cat(each, 1)
 
+    def _tree(self, logits: Tensor, context: Context) -> Draft:
+        """The tree of logits `[B, k, Vd]`: each row's most promising nodes."""
+        least, trust = [-inf] * (self.options.nodes if self.size is None else 0), 0.0
+        if self.size is not None:
+            least, trust = [log(max(chance, LEAST)) for chance in self.size.least(MOST)], log(self.size.trust)
+        found = self.head.greedy_tree(logits, least, self.options.top_k, trust) if context.sampler.greedy else None
+        if found is None:
+            draft, values = self._tree_by_levels(logits, context)
+        else:
+            tokens, parents, values, counts = found
+            counts = [count if depth else 0 for count, depth in zip(counts, context.depths, strict=True)]
+            n, width, vocabulary = max(counts), self.options.top_k, self.head.vocabulary
+            draft = Draft(tokens[:, :n], parents[:, :n], lengths=counts, width=width, vocabulary=vocabulary)
+        n = draft.tokens.shape[1]
+        if self.size is not None:
+            self.values = [row[:n] if depth else [] for row, depth in zip(values.tolist(), context.depths, strict=True)]
+        return draft if n else empty_draft(context)
+
+    def _tree_by_levels(self, logits: Tensor, context: Context) -> tuple[Draft, Tensor]:
+        """The same in torch, also above temperature 0: EAGLE-2's levels, of which all rows keep equally many nodes."""
+        from specrig.heads.markov import biased
+
+        def below(level: int, tokens: Tensor, _: Tensor | None) -> Tensor:
+            own = logits[:, level : level + 1].expand(-1, tokens.shape[1], -1)
+            return biased(own, self.head.markov, tokens)
+
+        def nodes(values: Tensor) -> int:
+            if self.size is None:
+                return int(self.options.nodes)
+            # A slot's worth is known before its token is drawn, and decides by itself whether the slot is kept.
+            active = [row for row, depth in enumerate(context.depths) if depth]
+            chances = values[active].sort(-1, descending=True).values.exp().mean(0) * self.size.trust
+            return self.size.fit(chances[:MOST].tolist())
+
+        return self.grown(context, logits[:, 0], below, logits.shape[1], self.options.top_k, nodes)
+
     def observe(self, verdict: Verdict) -> None:
         """Keep the true states of what was accepted."""
         super().observe(verdict)
-        if self.size is not None:
+        if self.size is not None and self.options.length == "auto":
             self.size.learn_chains(verdict)
+        elif self.size is not None and self.values:
+            self.size.learn_trees(self.values, verdict)
+            self.values = []  # a round may be another drafter's

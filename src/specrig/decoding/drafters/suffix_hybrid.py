@@ -79,24 +79,34 @@ class SuffixHybrid(Suffix):
         if not self.draft_used:
             return Draft(padded(copied, max(copies), context.sampler.device), lengths=copies)
         drafted = self.draft.propose(self.drafter_context(context, depths), max(depths))
-        lengths = [count or min(depth, own) for count, depth, own in zip(copies, depths, drafted.offered, strict=True)]
+        offered = drafted.offered
+        if drafted.parents is None:
+            offered = [min(depth, own) for depth, own in zip(depths, offered, strict=True)]
+        lengths = [count or own for count, own in zip(copies, offered, strict=True)]
         width = max(lengths)
         # -1 stands where the drafter's tokens go: one transfer to the device for both.
         known = [[-1] * width if depth else row for row, depth in zip(copied, depths, strict=True)]
         nodes = padded(known, width, context.sampler.device)
-        m, own = drafted.tokens.shape[1], nodes < 0
+        m, own = min(drafted.tokens.shape[1], width), nodes < 0
         nodes = nodes.clamp(min=0)
-        nodes[:, :m] = torch.where(own[:, :m], drafted.tokens, nodes[:, :m])
+        nodes[:, :m] = torch.where(own[:, :m], drafted.tokens[:, :m], nodes[:, :m])
+        parents: Tensor | None = None
+        if drafted.parents is not None:
+            parents = torch.arange(-1, width - 1, device=nodes.device).repeat(len(nodes), 1)  # a copy is a chain
+            parents[:, :m] = torch.where(
+                own[:, :m], torch.as_tensor(drafted.parents, device=nodes.device)[:, :m], parents[:, :m]
+            )
         if drafted.probs is None:
-            return Draft(nodes, lengths=lengths)
-        # What each token was drawn from, [B, n, V]: the drafter's q, and for the tree's tokens one-hot.
-        V = self.resources.target.vocab_size
+            return Draft(nodes, parents, lengths=lengths)
+        # What each token was drawn from, [B, n, V]: the drafter's q, and for the tree's tokens one-hot. Of a tree: what the
+        # children of the root and of each node were drawn from, which for a chain is the same.
+        V, m = self.resources.target.vocab_size, min(drafted.probs.shape[1], width)
         q = torch.zeros((*nodes.shape, V), dtype=drafted.probs.dtype, device=nodes.device)
         q.scatter_(-1, nodes.unsqueeze(-1), 1.0)
         drawn = torch.zeros_like(q[:, :m])
-        drawn[..., slice(None) if drafted.vocabulary is None else drafted.vocabulary] = drafted.probs
+        drawn[..., slice(None) if drafted.vocabulary is None else drafted.vocabulary] = drafted.probs[:, :m]
         q[:, :m] = torch.where(own[:, :m].unsqueeze(-1), drawn, q[:, :m])
-        return Draft(nodes, probs=q, lengths=lengths)
+        return Draft(nodes, parents, probs=q, lengths=lengths)
 
     def drafter_context(self, context: Context, depths: list[int]) -> Context:
         """What the drafter works on, `depths[b]` tokens deep in row b: to it, rows that the tree continues are over."""

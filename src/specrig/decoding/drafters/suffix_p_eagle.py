@@ -6,6 +6,20 @@ with after rounds in which the tree drafted, since it reads the target's states.
 
 from __future__ import annotations
 
+from typing import Annotated, Literal
+
+from typing import Annotated, Literal
+
+from typing import Annotated, Literal
+
+from typing import Annotated, Literal
+
+from typing import Annotated, Literal
+
+from typing import Annotated, Literal
+
+from typing import Annotated, Literal
+
 from pydantic import Field
 
 from specrig.decoding.drafters.p_eagle import PEagle
@@ -24,13 +38,17 @@ class SuffixPEagle(SuffixHybrid):
     drafter = PEagle
 
     class Options(SuffixHybrid.Options):
-        """Those of `suffix_hybrid`; draft_k: tokens of the head; length: of both, as theirs."""
+        """Those of `suffix_hybrid`; draft_k: tokens of the head; length: of both, as theirs; draft_nodes: of the head's
+        tree of draft_k levels, 0: a chain, auto: as many as pay here.
+        """
 
         draft_k: int = Field(3, ge=1, le=16)
+        draft_nodes: Annotated[int, Field(ge=0, le=128)] | Literal["auto"] = 0
 
     def drafter_options(self) -> MethodOptions:
         """The head verifies as much of its chain as pays where the tree does."""
-        return PEagle.Options(length=self.options.length)
+        own = {"nodes": self.options.draft_nodes} if self.options.draft_nodes else {"length": self.options.length}
+        return PEagle.Options.model_validate(own)
 
     def drafter_context(self, context: Context, depths: list[int]) -> Context:
         """The head runs all rows that go on: in all of them the same rounds' states wait for it."""

@@ -21,7 +21,10 @@ class PEagle(LayerHead):
     aux_hidden_states: ClassVar[int] = 3
     foreign: ClassVar[Mapping[str, Foreign]] = {
         "vllm": Foreign(
-            "eagle3", keys={"parallel_drafting": True}, options={"acceptance": "exact", "length": "fixed"}, sampled=True
+            "eagle3",
+            keys={"parallel_drafting": True},
+            options={"acceptance": "exact", "length": "fixed", "nodes": 0},
+            sampled=True,
         ),
     }
 
