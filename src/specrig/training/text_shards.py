@@ -32,7 +32,7 @@ from specrig.training.recipe import Recipe
 from specrig.training.trainer import training_device
 
 Part = Literal["train", "heldout"]
-SHARD = 2
+SHARD = 4
 """Texts of a shard, in those that are written side by side."""
 MANIFEST = "manifest.json"
 _WRITTEN = TypeAdapter(Written)
@@ -50,10 +50,11 @@ class TextShards:
         """
         self.recipe, self.target, self.device = recipe, target, device
         self.tokenizer = hub.tokenizer(str(target))
-        self.template: self_requests.Template | None = None
-        if any(source.source in WRITTEN_BY_TARGET for source in recipe.sources):
-            self.template = self_requests.template(self.tokenizer, target)
         self.eos, self.width = end_tokens(target), recipe.text.sequence + 1
+        self.own: Conversations | None = None
+        if any(source.source in WRITTEN_BY_TARGET for source in recipe.sources):
+            template = self_requests.template(self.tokenizer, target)
+            self.own = Conversations(template, self.eos, self.width, recipe.own_requests)
         self.overlap = Overlap(without)
         self.groups: dict[Part, list[Group]] = {}
         parts: tuple[Part, ...] = ("train", "heldout")
@@ -147,12 +148,11 @@ class TextShards:
                     f"a prompt fills all of text.sequence ({self.width} tokens): raise it or shorten the prompts"
                 )
             # Measurements let a target repeat itself; a text made for amount need not hold much of that.
-            ends = ends_at(self.eos, loops=self.template is not None)
+            ends = ends_at(self.eos, loops=self.own is not None)
             return answer(planned.kind, planned.requests, planned.prompt, self.width, temperature, ends)
-        assert self.template is not None
+        assert self.own is not None
         chance = generator(self.recipe.seed, "conversation", part, at)
-        own = Conversations(self.template, self.eos, self.width, self.recipe.own_requests)
-        return (own.long if planned.kind == SELF_LONG else own.short)(chance, temperature)
+        return (self.own.long if planned.kind == SELF_LONG else self.own.short)(chance, temperature)
 
     def _opened(self) -> Writer:
         """The model, loaded in the precision in which its first shard was written."""
