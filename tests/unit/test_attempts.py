@@ -1,4 +1,4 @@
-"""Disturbed cells are measured again at once: within a budget, and the attempt that counts is chosen by signs alone."""
+"""Disturbed cells are measured again: at the end of a job, within a budget, when the machine is quiet; signs alone choose."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from specrig.cell import Cell
-from specrig.measurement import runner
-from specrig.measurement.attempts import Budget, attempt_file, least_disturbed, other_attempts, write_attempts
+from specrig.measurement import machine_state, runner
+from specrig.measurement.attempts import attempt_file, least_disturbed, other_attempts, write_attempts
 from specrig.measurement.machine_state import MachineState
 from specrig.measurement.quarantine import quarantine_disturbed
 from specrig.measurement.records import Load, Record, read_records
@@ -40,12 +40,20 @@ def test_the_least_disturbed_attempt_counts_the_first_of_equal_ones(steal: list[
     assert least_disturbed(attempts, ENVIRONMENT) == counted
 
 
-def test_a_budget_is_a_share_of_the_time_of_all_first_attempts() -> None:
-    budget = Budget(share=0.5, generations=100, done=25, first_s=10.0)  # so all will take 40 s
-    assert budget.allows(20.0) and not budget.allows(20.1)
-    budget.again_s = 15.0
-    assert budget.allows(5.0) and not budget.allows(5.1)
-    assert not Budget(share=0.0, generations=1, done=1, first_s=10.0).allows(0.1)
+@pytest.mark.parametrize(("busy", "patience", "quiet"), [(0, 0.0, True), (2, 60.0, True), (1, 0.0, False)])
+def test_it_waits_until_other_processes_are_done(
+    monkeypatch: pytest.MonkeyPatch, busy: int, patience: float, quiet: bool
+) -> None:
+    looks = [load(0.0).model_copy(update={"others_s": 0.8})] * busy + [load(0.0)]
+    monkeypatch.setattr(machine_state, "LOOK_S", 0.01)
+    monkeypatch.setattr(machine_state, "between", lambda before, after: looks.pop(0).model_dump())
+    assert MachineState("cpu").wait_until_quiet(ENVIRONMENT, patience) is quiet
+    assert len(looks) == (0 if quiet else 1)
+
+
+def test_it_does_not_wait_for_a_machine_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_state, "moment", lambda **_: pytest.fail("the counters of this machine were read"))
+    assert MachineState("cpu", here=False).wait_until_quiet(ENVIRONMENT, 0.0)
 
 
 def study_of(letters: Path, **remeasure: float) -> Study:
@@ -58,7 +66,7 @@ class Planted:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, steal: Callable[[str, int], float]) -> None:
         self.blocks: list[list[str]] = []
         """The cells of each attempt, in order."""
-        self.now = ""
+        self.now, self.quiet = "", True
         attempt, run = runner._attempt, runner._Block._run
 
         def attempted(block: Any, *, last: bool) -> dict[Cell, list[Record]]:
@@ -75,6 +83,7 @@ class Planted:
         monkeypatch.setattr(runner, "_attempt", attempted)
         monkeypatch.setattr(runner._Block, "_run", ran)
         monkeypatch.setattr(MachineState, "since", since)
+        monkeypatch.setattr(MachineState, "wait_until_quiet", lambda *_: self.quiet)
 
 
 def file_of(study: Study, method: str, slug: str = "own-k3-t0-b1") -> Path:
@@ -104,7 +113,7 @@ def test_disturbed_cells_are_measured_again_and_the_others_are_not(
     (own.root / "study.json").write_text(own.model_dump_json())
     found = read_study(own.root)
     assert found.again == {"native/tiny/ngram/own-k3-t0-b1"} and len(found.records) == 9
-    assert any("1 cell was measured again at once" in line for line in notes(found, found.table))
+    assert any("1 cell was measured again, because" in line for line in notes(found, found.table))
 
     quarantine_disturbed(disturbed.parent, [disturbed.stem])
     assert sorted(path.name for path in disturbed.parent.glob("*.jsonl*")) == [
@@ -123,6 +132,24 @@ def test_beside_a_load_that_stays_the_least_disturbed_of_three_counts(
         path = file_of(own, method)
         assert steal_of(path) == {0.5}
         assert {number: steal_of(other) for number, other in other_attempts(path).items()} == {1: {0.8}, 3: {0.6}}
+
+
+def test_the_others_are_measured_first(letters: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = yaml.safe_load(letters.read_text()) | {"temperatures": [0, 1], "remeasure": {"times": 1, "share": 9.0}}
+    planted = Planted(monkeypatch, lambda method, attempt: 2.0 if attempt < 3 else 0.0)
+    runner.measure(load_study(content), "native", "tiny", ["ngram"])
+    assert planted.blocks == [["own-k3-t0-b1"], ["own-k3-t1-b1"]] * 2
+
+
+def test_beside_a_machine_that_stays_busy_each_cell_keeps_its_attempt(
+    letters: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = study_of(letters, times=2, share=9.0)
+    planted = Planted(monkeypatch, lambda method, attempt: 0.8)
+    planted.quiet = False
+    runner.measure(own, "native", "tiny", METHODS)
+    assert len(planted.blocks) == 1 and other_attempts(file_of(own, "ngram")) == {}
+    assert "stayed busy" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("remeasure", [{"times": 0, "share": 9.0}, {"times": 2, "share": 0.9}])

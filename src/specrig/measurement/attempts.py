@@ -1,7 +1,7 @@
-"""Several attempts at the same cell: how many a job can afford, which one counts, and where the others stay.
+"""Several attempts at the same cell: which one counts, and where the others stay.
 
-A load that comes and goes within seconds moves the ratio of method to baseline, now up, now down. So the cells of a
-block that the machine's signs call disturbed are measured again at once, and the least disturbed attempt counts.
+A load that comes and goes within seconds moves the ratio of method to baseline, now up, now down. So the cells that the
+machine's signs call disturbed are measured again at the end of the job, and the least disturbed attempt counts.
 `least_disturbed` reads what the system counted, and no time of a run: an attempt that looks fast is no likelier to
 count than one that looks slow. `benchmarks/attempts.py` simulates what choosing by speed would do. No torch here.
 """
@@ -9,7 +9,6 @@ count than one that looks slow. `benchmarks/attempts.py` simulates what choosing
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,26 +17,6 @@ from specrig.measurement.signs import Loads, disturbance
 
 OTHER = ".attempt-"
 """Added to the name of a record file, with the attempt's number from 1, for attempts that do not count."""
-
-
-@dataclass(slots=True)
-class Budget:
-    """How much longer a job may take by measuring again.
-
-    share: of the time of all its first attempts. generations: how many these have.
-    """
-
-    share: float
-    generations: int
-    done: int = 0
-    """Generations of the first attempts so far, and their seconds in `first_s`."""
-    first_s: float = 0.0
-    again_s: float = 0.0
-    """Seconds spent on measuring again so far."""
-
-    def allows(self, seconds: float) -> bool:
-        """Whether `seconds` more stay within the share. The time of all first attempts is estimated from those done."""
-        return self.again_s + seconds <= self.share * self.first_s * self.generations / max(self.done, 1)
 
 
 def least_disturbed(attempts: Sequence[Loads], environment: Mapping[str, Any]) -> int:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import time
+from collections.abc import Mapping
+from typing import Any
 
 from specrig.measurement.records import Load, Probe
+from specrig.measurement.signs import is_busy
 from specrig.provenance.load import Moment, between, moment, probe
 
 RENEWED_S = 10.0
@@ -17,6 +21,8 @@ NEAR = 0.9
 REPEATS = 3
 """How often a slower one is made again: it lasts a tenth of a second, in which the system may have both threads on one
 core, or somebody list a folder. A machine that is really slower is so in each of them."""
+LOOK_S = 1.0
+"""Seconds over which other processes' time is counted to say whether the machine is quiet now."""
 
 
 class MachineState:
@@ -43,6 +49,25 @@ class MachineState:
         # The measuring thread of another engine, or of a GPU, waits for them all the time.
         at_work = self._in_process and self._device == "cpu"
         return found if at_work else found.model_copy(update={"held_s": None})
+
+    def wait_until_quiet(self, environment: Mapping[str, Any], most_s: float) -> bool:
+        """Wait until other processes take no more processor time than is tolerated; False if that takes too long.
+
+        True at once where the work is done on another machine. environment: what `signs` are judged by.
+        """
+        if not self._here:
+            return True
+        until, announced = time.monotonic() + most_s, False
+        while True:
+            before = moment(children=not self._in_process)
+            time.sleep(LOOK_S)
+            if not is_busy(Load.model_validate(between(before, moment(children=not self._in_process))), environment):
+                return True
+            if time.monotonic() > until:
+                return False
+            if not announced:
+                print(f"The machine is busy with other work; waiting for at most {most_s:.0f} s.", file=sys.stderr)
+                announced = True
 
     def probe(self, *, renew: bool = False) -> Probe | None:
         """Return the last probe, or a new one if that is too old or if `renew`; None where no probe can be made."""

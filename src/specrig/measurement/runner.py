@@ -4,8 +4,8 @@
 
 One process loads the models once and measures cells of one or more methods. Cells with the same task, temperature and
 batch size form blocks, whatever their method. They share prompts, seeds and the baseline and run interleaved, so that a
-drift of the machine's clock affects all of them alike. Cells that the machine's signs call disturbed are measured again
-at once (`attempts`).
+drift of the machine's clock affects all of them alike. When all cells are measured, those that the machine's signs call
+disturbed are measured again (`attempts`).
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ import time
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from specrig.cell import Cell
 from specrig.decoding.drafters import registry as methods
 from specrig.engines.base import Engine
-from specrig.measurement.attempts import Budget, least_disturbed, write_attempts
+from specrig.measurement.attempts import least_disturbed, write_attempts
 from specrig.measurement.blocks import WARMUP_TOKENS, baseline_of, blocks, is_lossless, seed_of
 from specrig.measurement.energy import Meter, metered
 from specrig.measurement.machine_state import MachineState
@@ -84,10 +85,9 @@ def _run(plan: MeasurementPlan, title: str) -> dict[Cell, str]:
         together = [cell for cells in pending for cell in cells]
         groups = [blocks(together)] if engine.paired else [blocks(cells, most=len(cells)) for cells in pending]
         made = [[_Block(plan, engine, meter, machine, cells) for cells in group] for group in groups]
-        budget = Budget(plan.remeasure.share, sum(block.generations for group in made for block in group))
         with progress(title, sum(block.units for group in made for block in group)) as advance:
             for group in made:
-                failed |= _measure_group(group, advance, budget, environment)
+                failed |= _measure_group(group, advance, environment)
         if engine.loads_pairs:  # last, so that its buffers are in no cell's peak memory
             _describe(plan, environment | {"memory": memory(plan.device)})
     return failed
@@ -230,52 +230,75 @@ class _Block:
         return records
 
 
-def _measure_group(
-    group: Sequence[_Block], advance: Advance, budget: Budget, environment: Mapping[str, Any]
-) -> dict[Cell, str]:
+def _measure_group(group: Sequence[_Block], advance: Advance, environment: Mapping[str, Any]) -> dict[Cell, str]:
     """Measure blocks of one engine: block by block where cells alternate, else the blocks of one method.
 
-    Returns the reason for each cell that failed.
+    Returns the reason for each cell that failed. environment: what the machine's signs are judged by.
     """
     for block in group:
         block.on_advance = advance
     plan = group[0].plan
-    failed: dict[Cell, str] = {}
     if not group[0].engine.paired:
         for block in group:
             block.before = block.machine.probe()
         return measure_unpaired(group, plan.digests, plan.folders[group[0].cells[0].method])
-    for block in group:
-        failed |= _measure_paired(block, budget, environment, last=block is group[-1])
-    return failed
+    _measure_again([_measure_once(block, environment, last=block is group[-1]) for block in group], environment)
+    return {cell: reason for block in group for cell, reason in block.failed.items()}
 
 
-def _measure_paired(block: _Block, budget: Budget, environment: Mapping[str, Any], *, last: bool) -> dict[Cell, str]:
-    """Measure a block, and at once again its cells that were disturbed, as far as `budget` allows. Writes the records.
+@dataclass(slots=True)
+class _Measured:
+    """A block that was measured: how long that took, and the attempts at its disturbed cells."""
 
-    Returns the reason for each cell that failed. environment: what signs are judged by. last: see `_attempt`.
-    """
+    block: _Block
+    seconds: float
+    attempts: dict[Cell, list[list[Record]]]
+
+    def disturbed(self, environment: Mapping[str, Any]) -> list[Cell]:
+        """The cells that are disturbed in each attempt so far."""
+        return [cell for cell, found in self.attempts.items() if _quietest(found, environment)[1] > 1]
+
+
+def _measure_once(block: _Block, environment: Mapping[str, Any], *, last: bool) -> _Measured:
+    """Measure a block and write its records. last: see `_attempt`."""
     started = time.monotonic()
-    attempts = {cell: [records] for cell, records in _attempt(block, last=last).items()}
+    found = _attempt(block, last=last)
     seconds = time.monotonic() - started
-    budget.done, budget.first_s = budget.done + block.generations, budget.first_s + seconds
-    for _ in range(block.plan.remeasure.times):
-        # A failed cell has no attempt; one that fails when it is measured again keeps those that it has.
-        cells = [cell for cell, found in attempts.items() if _quietest(found, environment)[1] > 1]
-        if not cells:
-            break
-        again = block.again(cells)
-        if not budget.allows(seconds * again.generations / block.generations):
-            break
-        why = "; ".join(reasons(loads(attempts[cells[0]][-1]), environment))
-        print(f"measured again: {len(cells)} of {len(block.cells)} cells like {cells[0].name}: {why}", file=sys.stderr)
-        started = time.monotonic()
-        for cell, records in _attempt(again, last=last).items():
-            attempts[cell].append(records)
-        budget.again_s += time.monotonic() - started
-    for cell, found in attempts.items():
-        write_attempts(block.plan.records(cell), found, _quietest(found, environment)[0])
-    return block.failed
+    for cell, records in found.items():
+        write_attempts(block.plan.records(cell), [records], 0)
+    attempts = {cell: [records] for cell, records in found.items() if _quietest([records], environment)[1] > 1}
+    return _Measured(block, seconds, attempts)
+
+
+def _measure_again(measured: Sequence[_Measured], environment: Mapping[str, Any]) -> None:
+    """Measure the disturbed cells of a job's blocks again, each time when the machine is quiet, and write the records.
+
+    It takes at most `remeasure.share` of the seconds of all first attempts, and waiting takes at most as long.
+    """
+    remeasure, machine = measured[0].block.plan.remeasure, measured[0].block.machine
+    left = patience = remeasure.share * sum(each.seconds for each in measured)
+    for _ in range(remeasure.times):
+        for each in measured:
+            cells = each.disturbed(environment)
+            block = each.block.again(cells) if cells else each.block
+            if not cells or each.seconds * block.generations / each.block.generations > left:
+                continue
+            why = "; ".join(reasons(loads(each.attempts[cells[0]][-1]), environment))
+            print(
+                f"disturbed: {len(cells)} of {len(each.block.cells)} cells like {cells[0].name}: {why}", file=sys.stderr
+            )
+            started = time.monotonic()
+            if not machine.wait_until_quiet(environment, patience):
+                print("The machine stayed busy; they are not measured again.", file=sys.stderr)
+                return
+            begun = time.monotonic()
+            # A cell that fails now keeps the attempts that it has.
+            for cell, records in _attempt(block, last=True).items():
+                each.attempts[cell].append(records)
+                found = each.attempts[cell]
+                write_attempts(block.plan.records(cell), found, _quietest(found, environment)[0])
+            patience -= begun - started
+            left -= time.monotonic() - begun
 
 
 def _quietest(attempts: Sequence[Sequence[Record]], environment: Mapping[str, Any]) -> tuple[int, float]:

@@ -100,6 +100,11 @@ def reasons(found: Loads, environment: Mapping[str, Any]) -> list[str]:
     return [text.format(values[name]) for name, text in TEXTS.items() if values.get(name, 0.0) > LIMITS[name]]
 
 
+def is_busy(load: Load, environment: Mapping[str, Any]) -> bool:
+    """Whether other processes took more of the job's processors than is tolerated, while the job itself rested."""
+    return signs([load], environment).get("OTHERS", 0.0) > OTHERS
+
+
 def verdict(found: Iterable[str], *, recorded: bool) -> str:
     """The column `disturbed` of a table: the reasons, an empty text, or `NOT_RECORDED`."""
     return "; ".join(found) or ("" if recorded else NOT_RECORDED)

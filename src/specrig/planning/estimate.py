@@ -348,8 +348,8 @@ def measuring_demand(study: Study, process: tuple[str, str, str], size: PairSize
     """
     if size.memory_bytes is None:
         return Demand()
-    again = study.remeasure.share if study.remeasure.times else 0.0
-    return _demand(size.memory_bytes, (1 + again) * process_seconds(study, process, size))
+    again = study.remeasure.share if study.remeasure.times else 0.0  # of measuring, and of waiting for a quiet machine
+    return _demand(size.memory_bytes, (1 + 2 * again) * process_seconds(study, process, size))
 
 
 def traffic_demand(study: Study, job: tuple[str, str, str], size: PairSize) -> Demand:

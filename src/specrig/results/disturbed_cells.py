@@ -75,7 +75,7 @@ def notes(study: StudyData, cells: pd.DataFrame) -> list[str]:
     lines = [f"While the median cell (in brackets: the worst) was measured, {'; '.join(clauses)}."] if clauses else []
     if count := len(study.again):
         lines.append(
-            f"{count} cell{'s were' if count > 1 else ' was'} measured again at once, because the machine was busy "
+            f"{count} cell{'s were' if count > 1 else ' was'} measured again, because the machine was busy "
             "with other work. The least disturbed attempt counts, chosen by what the system counted and never by "
             "speed. The others are kept beside the records."
         )

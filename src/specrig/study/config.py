@@ -126,14 +126,14 @@ class Rows(Settings):
 
 
 class Remeasure(Settings):
-    """What a job does where the machine was busy with other things while it measured a block of cells."""
+    """What a job does where the machine was busy with other things while it measured."""
 
     times: Annotated[int, Field(ge=0, le=8)] = 2
-    """How often the disturbed cells of a block are measured again at once; the least disturbed attempt counts. 0:
-    never.
-    """
+    """How often disturbed cells are measured again at the end of a job; the least disturbed attempt counts. 0: never."""
     share: Annotated[float, Field(ge=0)] = 0.5
-    """How much longer a job may take by this, as a share of its time; 0.5: at most half as much time again."""
+    """How much longer a job may take by this, as a share of its time; 0.5: at most half as much time again. It may wait
+    as long besides until other processes leave the machine alone.
+    """
 
 
 class Config(Settings):
@@ -173,7 +173,7 @@ class Config(Settings):
     replicates: int = Field(2, ge=1)
     """How often all is measured: all jobs once, then all again in new processes, which shows how far runs differ."""
     remeasure: Remeasure = Remeasure()
-    """How often and how long a job measures again at once what was disturbed; `{times: 0}`: never. Not for engines that
+    """How often and how long a job measures again what was disturbed; `{times: 0}`: never. Not for engines that
     cannot alternate."""
     price_per_hour: float | None = Field(None, gt=0)
     """What an hour of the machine costs, in any currency; tables then have the tokens that one unit of it buys."""
