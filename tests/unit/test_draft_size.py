@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from math import log
+
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from specrig.decoding.draft_size import DraftSize, slopes
+from specrig.decoding.draft_size import MEMORY, PRIOR, DraftSize, slopes
 from specrig.decoding.static_tree import FittedTree
 from specrig.decoding.types import Verdict
 from specrig.runtime.pass_costs import WIDTHS, pass_costs
@@ -55,6 +57,19 @@ def test_of_a_chain_what_lies_behind_the_first_rejection_was_not_judged() -> Non
     once = DraftSize([1.0] * 8)
     once.learn(0.75, 1, verdict([[0]], 3))
     assert size.trust == once.trust
+
+
+def test_of_a_tree_the_children_of_what_was_accepted_were_judged() -> None:
+    size = DraftSize([1 + 0.1 * n for n in range(9)])
+    # Nodes 0 and 1 below the root, 2 below 0, 3 below 1. Node 0 is accepted: 0, 1 and 2 were judged, 3 was not.
+    values = [log(each) for each in (0.5, 0.3, 0.4, 0.1)]
+    found = verdict([[0], []], 4)
+    found.parents, found.tokens[1] = [[-1, -1, 0, 1], [-1, -1, 0, 1]], []  # the second row is over
+    size.learn_trees([values, []], found)
+    assert size._expected == pytest.approx(PRIOR + 0.5 + 0.3 + 0.4 / 0.5) and size._accepted == pytest.approx(PRIOR + 1)
+    trust = size.trust
+    size.learn_trees([[log(trust * 0.5)]], verdict([[]], 1))  # values are by the trust of their round
+    assert size._expected == pytest.approx(MEMORY * (PRIOR + 1.6) + (1 - MEMORY) * PRIOR + 0.5)
 
 
 def test_a_fitted_tree_follows_price_and_acceptance() -> None:

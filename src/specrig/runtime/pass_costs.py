@@ -8,7 +8,11 @@ from specrig.runtime.model import CachedModel
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)
 """Tokens a row of the passes that are timed."""
-REPEATS = 4
+REPEATS = 3
+IN_A_ROW = 2
+"""Passes of a width one after the other: matrix registers slow a processor down for a while, so the pass that follows a
+wide one takes longer than others of its width.
+"""
 
 
 @torch.inference_mode()
@@ -24,7 +28,7 @@ def pass_costs(model: CachedModel) -> list[float]:
     fastest = dict.fromkeys(widths, float("inf"))
     tokens = torch.zeros((model.cache.batch_size, max(widths, default=1)), dtype=torch.long, device=model.device)
     for _ in range(REPEATS):
-        for width in widths:
+        for width in (width for width in widths for _ in range(IN_A_ROW)):
             started = model.now()
             model.forward(tokens[:, :width])
             fastest[width] = min(fastest[width], model.now() - started)
