@@ -417,13 +417,26 @@ INLINE lanes ones(const uint8_t *byte) {
 #endif
 }
 
+/* W of a query's products with keys, from `slot` on, of which `there` are slots: -infinity for those that it does not see. */
+INLINE void keep_scores(float *weights, vec *highest, vec found, const uint8_t *mask, int64_t slot, int64_t there) {
+    const uint8_t *seen = mask ? mask + slot : 0;
+    uint8_t last[W] = {0};
+    if (there < W) {
+        if (seen) memcpy(last, seen, there);
+        else memset(last, 1, there);
+        seen = last;
+    }
+    if (seen) found = choose(ones(seen), found, (vec){0} - INFINITY);
+    store(weights, slot, found, 0);
+    *highest = choose(found > *highest, found, *highest);
+}
+
 /* R queries [R, d] times each of the keys [from, to), and the highest product of each query in each place of a vector; -infinity for
  * slots that a query does not see. weights: [R, room]; from and room are multiples of W. */
 #define SCORE(R, blocks) \
     INLINE void score_##R(float *weights, int64_t room, vec *highest, const char *queries, const char *keys, \
                           const uint8_t *const *masks, int64_t from, int64_t to, int64_t d, int paired, int bf16) { \
         const float scale = 1.0f / sqrtf((float)d); \
-        const vec never = (vec){0} - INFINITY; \
         const int64_t row = d * (bf16 ? 2 : 4), step = paired ? 2 * W : W, query = d * (paired ? 2 : 4); \
         for (int64_t slot = from; slot < to; slot += W) { \
             const int64_t there = to - slot < W ? to - slot : W; \
@@ -452,22 +465,58 @@ INLINE lanes ones(const uint8_t *byte) {
                 } \
                 EACH(r, R) EACH(s, SIDE(R)) products[r][first + s] = acc[r][s]; \
             } \
-            EACH(r, R) { \
-                vec found = sums(products[r]) * scale; \
-                const uint8_t *seen = masks[r] ? masks[r] + slot : 0; \
-                uint8_t last[W] = {0}; \
-                if (there < W) { \
-                    if (seen) memcpy(last, seen, there); \
-                    else memset(last, 1, there); \
-                    seen = last; \
-                } \
-                if (seen) found = choose(ones(seen), found, never); \
-                store(weights + r * room, slot, found, 0); \
-                highest[r] = choose(found > highest[r], found, highest[r]); \
-            } \
+            EACH(r, R) keep_scores(weights + r * room, highest + r, sums(products[r]) * scale, masks[r], slot, there); \
         } \
     }
 TILES(SCORE)
+
+/* The same for up to 24 queries by matrix registers, 16 keys times 16 queries at a time: keys are the first factor as they lie, and of the
+ * queries a pair of numbers of each lies side by side. For heads of MOST_STEPS times 32 numbers at most. */
+enum { MOST_STEPS = 4 };
+INLINE int scores_by_matrices(int64_t d, int paired) { return paired && d % 32 == 0 && d <= 32 * MOST_STEPS && has_matrices(); }
+#ifdef __AMX_BF16__
+static __attribute__((noinline)) void matrix_scores(float *weights, int64_t room, vec *highest, const uint32_t *queries, int64_t count,
+                                                    const char *keys, const uint8_t *const *masks, int64_t end, int64_t d) {
+    const float scale = 1.0f / sqrtf((float)d);
+    const int64_t steps = d / 32;
+    const __m512i column = _mm512_setr_epi32(0, 16, 32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240);
+    shape_matrices(16);
+    for (int64_t first = 0; first < count; first += 16) {
+        const int64_t many = count - first < 16 ? count - first : 16;
+        uint32_t pairs[MOST_STEPS][16][16] = {0};
+        for (int64_t q = 0; q < many; q++)
+            for (int64_t pair = 0; pair < d / 2; pair++) pairs[pair / 16][pair % 16][q] = queries[(first + q) * d / 2 + pair];
+        _tile_loadd(4, pairs[0], 64);
+        if (steps > 1) _tile_loadd(5, pairs[1], 64);
+        if (steps > 2) _tile_loadd(6, pairs[2], 64);
+        if (steps > 3) _tile_loadd(7, pairs[3], 64);
+        for (int64_t slot = 0; slot < end; slot += W) {
+            const int64_t there = end - slot < W ? end - slot : W;
+            const char *own = keys + slot * d * 2;
+            char last[W * 32 * MOST_STEPS * 2];
+            if (there < W) {
+                memset(last, 0, sizeof last);
+                memcpy(last, own, there * d * 2);
+                own = last;
+            }
+            float found[W][16];
+            _tile_zero(0);
+            _tile_loadd(1, own, d * 2); _tile_dpbf16ps(0, 1, 4);
+            if (steps > 1) { _tile_loadd(2, own + 64, d * 2); _tile_dpbf16ps(0, 2, 5); }
+            if (steps > 2) { _tile_loadd(1, own + 128, d * 2); _tile_dpbf16ps(0, 1, 6); }
+            if (steps > 3) { _tile_loadd(2, own + 192, d * 2); _tile_dpbf16ps(0, 2, 7); }
+            _tile_stored(0, found, 64);
+            for (int64_t q = 0; q < many; q++)
+                keep_scores(weights + (first + q) * room, highest + first + q, (vec)_mm512_i32gather_ps(column, &found[0][q], 4) * scale,
+                            masks[first + q], slot, there);
+        }
+    }
+    free_matrices();
+}
+#else
+static void matrix_scores(float *weights, int64_t room, vec *highest, const uint32_t *queries, int64_t count, const char *keys,
+                          const uint8_t *const *masks, int64_t end, int64_t d) {}
+#endif
 
 /* What a query gives each slot before it is divided by their sum: e^(its product - the highest). */
 INLINE void weigh(float *weights, vec highest, int64_t end) {
@@ -512,7 +561,8 @@ INLINE void attend(float *mixed, float *totals, float *weights, int64_t room, ui
                    const char *keys, const void *values, const uint8_t *const *masks, int64_t end, int64_t d, int paired, int bf16) {
     vec highest[QUERIES];
     for (int64_t r = 0; r < count; r++) highest[r] = (vec){0} - INFINITY;
-    for (int64_t slot = 0, to; slot < end; slot = to) {
+    if (scores_by_matrices(d, paired)) matrix_scores(weights, room, highest, (const uint32_t *)queries, count, keys, masks, end, d);
+    else for (int64_t slot = 0, to; slot < end; slot = to) {
         to = end - slot < SLOTS ? end : slot + SLOTS;
         PARTS(count, even(count, TILE_ROWS)) {
 #define CASE(R, blocks) case R: score_##R(weights + first * room, room, highest + first, queries + first * d * (paired ? 2 : 4), keys, \

@@ -67,6 +67,10 @@ class PEagle(Eagle3):
         fitted = "auto" in (self.options.length, self.options.nodes)
         self.size = DraftSize(self.resources.pass_costs()) if fitted else None
         self.values: list[list[float]] = []  # of each row's nodes, see `DraftSize.learn_trees`
+        self.values: list[list[float]] = []  # of each row's nodes, see `DraftSize.learn_trees`
+        self.values: list[list[float]] = []  # of each row's nodes, see `DraftSize.learn_trees`
+        self.values: list[list[float]] = []  # of each row's nodes, see `DraftSize.learn_trees`
+        self.values: list[list[float]] = []  # of each row's nodes, see `DraftSize.learn_trees`
 
     def propose(self, context: Context, k: int) -> Draft:
         """Sample k tokens a row: each for itself, or with a bias each behind the one before. Or a tree of k levels."""

@@ -20,6 +20,14 @@ from typing import Annotated, Literal
 
 from typing import Annotated, Literal
 
+from typing import Annotated, Literal
+
+from typing import Annotated, Literal
+
+from typing import Annotated, Literal
+
+from typing import Annotated, Literal
+
 from pydantic import Field
 
 from specrig.decoding.drafters.p_eagle import PEagle
