@@ -6,7 +6,7 @@ and what choosing by speed would do.
 A cell has eight prompts, each run by baseline and method in turns. Another program works for a while, rests for a while,
 and takes a part of a processor while it works. It slows what runs beside it by this part times a random factor; the
 method may suffer more from it than the baseline. The system's counters see the program, not the slowdown. A disturbed
-cell is measured again at once, twice at most. `measurement.signs` and `measurement.attempts` judge and choose, as they
+cell is measured again, twice at most. `measurement.signs` and `measurement.attempts` judge and choose, as they
 do in a study.
 """
 

@@ -192,7 +192,18 @@ def test_a_token_does_not_feel_its_neighbours(name: str, dtype: torch.dtype) -> 
         plain.append(found.forward(torch.tensor([[token]]))[0][0, 0])
         found.keep([[0]])
     expected = torch.stack(plain)
-    for width in (*range(2, 14), 24, 25, MAX_TOKENS - 1, MAX_TOKENS):  # every tile, and passes of several
+    for width in (
+        *range(2, 19),
+        24,
+        25,
+        26,
+        31,
+        32,
+        33,
+        49,
+        MAX_TOKENS - 1,
+        MAX_TOKENS,
+    ):  # every tile, and passes of several
         begun(prompt)
         assert torch.equal(found.forward(torch.tensor([tokens[:width]]))[0][0], expected[:width]), width
     tokens, expected = tokens[:5], expected[:5]
@@ -328,6 +339,17 @@ def test_a_greedy_chain_is_that_of_torch(dtype: torch.dtype, drafted: bool) -> N
             assert place == int(expected.float().numpy().argmax())
             before = int(ids[place]) if ids is not None else place
     assert bias.greedy(logits[..., :-1], ids) is None, "of fewer tokens than it has"
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("V", [5, 96, 150])
+def test_the_highest_of_equals_is_the_first(dtype: torch.dtype, V: int) -> None:
+    drawn = torch.Generator().manual_seed(0)
+    logits = torch.randint(-4, 5, (3, 7, V), generator=drawn).to(dtype)
+    logits[0, 0] = -torch.inf
+    assert compiled.argmax(logits).tolist() == logits.float().numpy().argmax(-1).tolist()
+    assert compiled.argmax(logits[:, :1]).shape == (3, 1)
 
 
 def best_first(

@@ -37,6 +37,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("suffix_p_eagle", {"least": 0.5, "draft_k": 2}),
     ("suffix_p_eagle", {"least": 0.5, "draft_k": 3, "length": "auto"}),
     ("suffix_p_eagle", {"least": 0.5, "draft_k": 3, "draft_nodes": 4}),
+    ("suffix_p_eagle", {"least": 0.5, "draft_k": 3, "draft_nodes": "auto"}),
     ("p_eagle", {"length": "auto"}),
     ("p_eagle", {"nodes": 3, "top_k": 2}),
     ("p_eagle", {"nodes": 6, "top_k": 4}),
@@ -108,6 +109,7 @@ BIASED: list[tuple[str, dict[str, Any]]] = [
     ("p_eagle", {"nodes": "auto", "top_k": 3}),
     ("suffix_p_eagle", {"draft_k": 2}),
     ("suffix_p_eagle", {"draft_k": 3, "draft_nodes": 4}),
+    ("suffix_p_eagle", {"draft_k": 3, "draft_nodes": "auto"}),
 ]
 
 

@@ -120,14 +120,16 @@ class DraftSize:
         self.learn(expected, sum(accepted), verdict)
 
     def learn_trees(self, values: Sequence[Sequence[float]], verdict: Verdict) -> None:
-        """Learn from trees. values: of each row the logarithm of each node's chance, by `trust` so far; none: it had no tree."""
+        """Learn from trees. values: of each row the logarithm of each node's chance, `trust` in it; none: it had no
+        tree.
+        """
         expected, accepted = 0.0, 0
         for row, (own, path, tokens) in enumerate(zip(values, verdict.paths, verdict.tokens, strict=True)):
             parents = verdict.parents[row] if verdict.parents is not None else range(-1, len(own) - 1)
             if tokens and own:  # the children of the root and of each accepted node were judged
                 judged = {-1: 0.0} | {node: own[node] for node in path}
                 shares = (
-                    exp(value - judged[above]) for value, above in zip(own, parents, strict=True) if above in judged
+                    exp(value - judged[above]) for value, above in zip(own, parents, strict=False) if above in judged
                 )
                 expected += sum(shares) / self.trust
                 accepted += len(path)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from specrig.runtime import compiled
 from specrig.runtime.device import on_device
 
 BLOCK = 256
@@ -38,6 +39,8 @@ def to_full_vocabulary(probs: Tensor, vocabulary: Tensor | None, V: int) -> Tens
 
 def argmax(logits: Tensor) -> Tensor:
     """The place of the highest of `[..., V]`, of equals the first: int64 `[...]`."""
+    if compiled.supports(logits.device, logits.dtype):
+        return compiled.argmax(logits)
     # On a processor torch's own takes ten to thirty times as long in bfloat16: half a millisecond for 5 x 49,152.
     if logits.device.type == "cpu":
         return torch.as_tensor(logits.float().numpy().argmax(-1))

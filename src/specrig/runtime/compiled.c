@@ -36,7 +36,7 @@ typedef uint8_t bytes __attribute__((vector_size(W), aligned(1)));
 #define INLINE static inline __attribute__((always_inline))
 
 /* How a product's numbers lie. WHOLE: float32. WIDENED: bfloat16 weights, float32 inputs. PAIRED: both bfloat16, multiplied by the
- * processor's own instruction for pairs of them. */
+ * processor's own instructions for pairs of them. */
 enum { WHOLE, WIDENED, PAIRED };
 #ifdef __AVX512BF16__
 enum { OF_BF16 = PAIRED };
@@ -206,8 +206,8 @@ INLINE void rms_norm(void *to, int64_t at, const float *x, const void *weight, i
 #endif
 TILES(TILE)
 
-/* Where the processor has matrix registers (AMX) and multiplies bfloat16 with them, products of a number of inputs that is a multiple of
- * 32 use them: up to MATRIX_ROWS rows take as long as one, since the weights have to be read. */
+/* Where the processor has matrix registers (AMX) for bfloat16, products with a multiple of 32 inputs use them: some rows take hardly longer
+ * than one, for which the weights have to be read as well. A part has MATRIX_ROWS rows at most. */
 enum { MATRIX_ROWS = 32 };
 #ifdef __AMX_BF16__
 static int has_matrices(void) { /* Linux grants the registers to a process that asks */
@@ -216,15 +216,16 @@ static int has_matrices(void) { /* Linux grants the registers to a process that 
     return granted;
 }
 
-/* Registers 0 to 3: sums; 4: inputs; 5 to 7: weights, or 5: the inputs of a second half. `rows` of sums and inputs. */
+/* Registers 0 to 4 get so many rows: in products 0 to 3 are sums and 4 inputs. 5 to 7 have 16: weights. */
 static void shape_matrices(int64_t rows) {
     struct { uint8_t palette, unused[15]; uint16_t bytes[16]; uint8_t rows[16]; } shape = {.palette = 1};
     EACH(i, 8) { shape.bytes[i] = 64; shape.rows[i] = i < 5 ? rows : 16; }
+    __asm__ volatile("" ::"r"(&shape) : "memory"); /* gcc 12 does not know that the instruction reads all of it */
     _tile_loadconfig(&shape);
 }
 static void free_matrices(void) { _tile_release(); }
 
-/* As `tile` with four blocks, for `rows` rows at most 16. Blocks lie as the instruction wants its second factor: 16 pairs of inputs of W
+/* As `tile` with four blocks, for as many rows as the registers were shaped for. Blocks lie as the instruction wants its second factor: 16 pairs of inputs of W
  * outputs are a register. */
 static __attribute__((noinline)) void matrix_tile(vec y[][4], const char *x, const char *const *w, int64_t in, int64_t ahead) {
     _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);
@@ -243,7 +244,7 @@ static __attribute__((noinline)) void matrix_tile(vec y[][4], const char *x, con
     _tile_stored(2, &y[0][2], sizeof *y); _tile_stored(3, &y[0][3], sizeof *y);
 }
 
-/* As `tile` with two blocks, for two halves of `rows` rows each, the second beginning with row `second`. */
+/* As `tile` with two blocks, for two halves of so many rows, the second beginning with row `second`. */
 static __attribute__((noinline)) void matrix_tiles(vec y[][4], const char *x, int64_t second, const char *const *w, int64_t in,
                                                    int64_t ahead, int slower) {
     _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);
@@ -294,26 +295,21 @@ static void as_matrix_1(vec y[][4], const char *x, const char *const *w, int64_t
 static void as_matrix_2(vec y[][4], const char *x, const char *const *w, int64_t in, int64_t ahead) {}
 #endif
 
-/* How a product of `rows` rows is cut. N: blocks of weights at a time. size: most rows of a part. matrix_rows: those of a matrix
- * register's sums, 0: none is used. Whether the sums are those of matrices depends on the inputs alone, never on the rows. */
-typedef struct { int matrices, N; int64_t size, matrix_rows; } Cut;
-
-INLINE int64_t even(int64_t rows, int64_t most) { /* size of the fewest equal parts of at most so many rows */
-    int64_t parts = (rows + most - 1) / most;
-    return (rows + parts - 1) / parts;
-}
+/* How a product is cut. N: blocks of weights at a time. most: rows of a part. matrix_rows: those of a matrix register's sums, 0: none is
+ * used. Whether the sums are those of matrices depends on the inputs alone, never on the rows. */
+typedef struct { int matrices, N; int64_t most, matrix_rows; } Cut;
 
 INLINE Cut cut(int64_t rows, int64_t in, int kind) {
-    if (kind != PAIRED || in % 32 || !has_matrices()) return (Cut){0, rows <= FEW ? 4 : 2, even(rows, TILE_ROWS), 0};
-    if (rows <= 16) return (Cut){1, 4, rows, rows <= 2 ? 0 : rows};
-    int64_t half = (even(rows, MATRIX_ROWS) + 1) / 2;
-    return (Cut){1, 2, 2 * half, half};
+    if (kind != PAIRED || in % 32 || !has_matrices()) return (Cut){0, rows <= FEW ? 4 : 2, TILE_ROWS, 0};
+    if (rows <= 16) return (Cut){1, 4, 16, rows <= 2 ? 0 : rows};
+    int64_t parts = (rows + MATRIX_ROWS - 1) / MATRIX_ROWS;
+    return (Cut){1, 2, MATRIX_ROWS, ((rows + parts - 1) / parts + 1) / 2}; /* half of the largest part */
 }
 
-/* Each part fetches its share of what comes next. */
-#define PARTS(rows, size) \
-    for (int64_t first = 0, many, slower = (rows) <= (size) ? 0 : (rows) <= 2 * (size) ? 1 : 2, part = 0; \
-         first < (rows) && (many = (rows) - first < (size) ? (rows) - first : (size)); first += many, part++)
+/* Rows in parts of at most `most`, as even as can be; each part fetches its share of what comes next. */
+#define PARTS(rows, most) \
+    for (int64_t part = 0, parts = ((rows) + (most) - 1) / (most), slower = parts == 1 ? 0 : parts == 2 ? 1 : 2, first = 0, many; \
+         part < parts && (many = (rows) * (part + 1) / parts - first); first += many, part++)
 
 INLINE void tile(vec y[][4], const void *x, int64_t rows, const char *const *w, int64_t in, int64_t ahead, int slower, int kind, Cut how) {
     if (how.matrices) {
@@ -338,7 +334,7 @@ INLINE void product(void *y, const char *x, int64_t rows, const char *weight, co
     for (int64_t j = from; j < to; j += N) {
         const char *at[4];
         for (int c = 0; c < N; c++) at[c] = weight + (j + c < to ? j + c : j) * block;
-        PARTS(rows, how.size) {
+        PARTS(rows, how.most) {
             vec found[MATRIX_ROWS][4];
             tile(found, x + first * in * bytes_of(kind), many, at, in, N * block + part * (block >> slower), slower, kind, how);
             for (int64_t r = 0; r < many; r++)
@@ -369,7 +365,7 @@ INLINE void swiglu(void *y, const char *x, int64_t rows, const char *gate_up, in
     for (int64_t j = from; j < to; j += N / 2) {
         const char *at[4];
         for (int c = 0; c < N; c++) at[c] = gate_up + ((c % 2 ? I / W : 0) + (j + c / 2 < to ? j + c / 2 : j)) * block;
-        PARTS(rows, how.size) {
+        PARTS(rows, how.most) {
             vec found[MATRIX_ROWS][4];
             tile(found, x + first * in * bytes_of(kind), many, at, in, N / 2 * block + part * (block >> slower), slower, kind, how);
             for (int64_t r = 0; r < many; r++)
@@ -564,7 +560,7 @@ INLINE void attend(float *mixed, float *totals, float *weights, int64_t room, ui
     if (scores_by_matrices(d, paired)) matrix_scores(weights, room, highest, (const uint32_t *)queries, count, keys, masks, end, d);
     else for (int64_t slot = 0, to; slot < end; slot = to) {
         to = end - slot < SLOTS ? end : slot + SLOTS;
-        PARTS(count, even(count, TILE_ROWS)) {
+        PARTS(count, TILE_ROWS) {
 #define CASE(R, blocks) case R: score_##R(weights + first * room, room, highest + first, queries + first * d * (paired ? 2 : 4), keys, \
                                      masks + first, slot, to, d, paired, bf16); break;
             switch (many) { TILES(CASE) }
@@ -581,7 +577,7 @@ INLINE void attend(float *mixed, float *totals, float *weights, int64_t room, ui
         to = slot + 1;
         if (!seen[slot]) continue;
         while (to < end && to - slot < SLOTS && seen[to]) to++;
-        PARTS(count, even(count, TILE_ROWS)) {
+        PARTS(count, TILE_ROWS) {
 #define CASE(R, blocks) case R: mix_##R(mixed + first * d, totals + first, weights + first * room, room, values, slot, to, d, bf16); break;
             switch (many) { TILES(CASE) }
 #undef CASE
@@ -714,6 +710,38 @@ void linear(void *y, const char *x, int64_t rows, const char *weight, const void
     }
 }
 
+/* Of each row of logits [rows, V] the place of the highest; of equals the first. */
+void argmax(int64_t *out, const void *logits, int64_t rows, int64_t V, int bf16, int threads) {
+    #pragma omp parallel for num_threads(threads)
+    for (int64_t r = 0; r < rows; r++) {
+        vec most = (vec){0} - INFINITY;
+        lanes place = {0}, at = {0};
+        EACH(i, W) at[i] = i;
+        int64_t whole = V / W * W;
+        for (int64_t c = 0; c < whole; c += W, at += W) {
+            vec y = load(logits, r * V + c, bf16);
+            lanes higher = y > most;
+            most = choose(higher, y, most);
+            place = (at & higher) | (place & ~higher);
+        }
+        float highest = -INFINITY;
+        out[r] = 0;
+        EACH(i, W) if (most[i] > highest || (most[i] == highest && place[i] < out[r])) {
+            highest = most[i];
+            out[r] = place[i];
+        }
+        for (int64_t c = whole; c < V; c++) {
+            const uint32_t wide = bf16 ? (uint32_t)((const uint16_t *)logits)[r * V + c] << 16 : ((const uint32_t *)logits)[r * V + c];
+            float y;
+            memcpy(&y, &wide, 4);
+            if (y > highest) {
+                highest = y;
+                out[r] = c;
+            }
+        }
+    }
+}
+
 /* Greedy drafts of a head with a bias of the token before (heads/markov.py): out[b][0] is the place of the highest of logits[b][0], and
  * out[b][i] that of the highest of logits[b][i] + head embedding[x], x = ids[out[b][i - 1]]; of equals the first.
  *
@@ -764,8 +792,8 @@ void greedy_chain(int64_t *out, const void *logits, const void *embedding, const
  * is the sum along its path of min(0, log-probability + trust). Of row b, found[b] nodes, parents before children: the next is always
  * the best child of any node that is there, until there are `nodes`, or the i-th would be worth less than least[i]. Of equals the first.
  *
- * places, parents (-1: the root), values: [B, nodes]. logits: [B, k, Vd] of the levels; children: of a node at most. head: null without
- * a bias, which the first level never has. */
+ * places, parents (-1: the root), values: [B, nodes]. logits: [B, k, V] of the levels. embedding, head, ids: as in `greedy_chain`, null
+ * without a bias, which the first level never has. V and rank are multiples of W. children: of a node at most. */
 void greedy_tree(int64_t *places, int64_t *parents, float *values, int64_t *found, const void *logits, const void *embedding, const void *head,
                  const int64_t *ids, int64_t B, int64_t k, int64_t V, int64_t rank, int64_t nodes, int64_t children, const float *least,
                  float trust, int bf16, int threads) {
@@ -820,7 +848,7 @@ void greedy_tree(int64_t *places, int64_t *parents, float *values, int64_t *foun
                         place = ((one + (int32_t)(block * W)) & higher) | (place & ~higher);
                     }
                     Child *own = best + t * children + counts[t]++;
-                    *own = (Child){-INFINITY, 0, next, level};
+                    *own = (Child){-INFINITY, from * W, next, level};
                     EACH(i, W) if (most[i] > own->value || (most[i] == own->value && place[i] < own->place)) {
                         own->value = most[i];
                         own->place = place[i];

@@ -33,7 +33,8 @@ def library() -> Any:
         loaded.greedy_chain.argtypes = [*[c_void_p] * 5, *[c_int64] * 4, c_int, c_int]
         loaded.greedy_tree.argtypes = [*[c_void_p] * 8, *[c_int64] * 6, c_void_p, c_float, c_int, c_int]
         loaded.linear.restype = loaded.forward.restype = loaded.greedy_chain.restype = None
-        loaded.greedy_tree.restype = None
+        loaded.argmax.argtypes = [c_void_p, c_void_p, c_int64, c_int64, c_int, c_int]
+        loaded.greedy_tree.restype = loaded.argmax.restype = None
     return loaded
 
 
@@ -93,6 +94,16 @@ def product(x: Tensor, blocks: Tensor, bias: Tensor | None, out: int) -> Tensor:
         threads,
     )
     return y
+
+
+def argmax(logits: Tensor) -> Tensor:
+    """The place of the highest of `[..., V]`, of equals the first: int64 `[...]`."""
+    logits = logits.contiguous()
+    out = torch.empty(logits.shape[:-1], dtype=torch.int64)
+    threads = torch.get_num_threads() if out.numel() > 1 else 1
+    V, bf16 = logits.shape[-1], logits.dtype == torch.bfloat16
+    library().argmax(out.data_ptr(), logits.data_ptr(), out.numel(), V, bf16, threads)
+    return out
 
 
 def chain_blocks(weight: Tensor) -> Tensor | None:

@@ -32,7 +32,7 @@ from specrig.training.recipe import Recipe
 from specrig.training.trainer import training_device
 
 Part = Literal["train", "heldout"]
-SHARD = 4
+SHARD = 2
 """Texts of a shard, in those that are written side by side."""
 MANIFEST = "manifest.json"
 _WRITTEN = TypeAdapter(Written)

@@ -176,7 +176,7 @@ class Eagle2(Eagle):
         if context.sampler.greedy:
             best = logits.float().log_softmax(-1).topk(width, -1)
             return self.head.target_ids(best.indices), best.values, None
-        counts = [0 if done else logits.shape[1] for done in context.done]
+        counts = [logits.shape[1] if depth else 0 for depth in context.depths]
         slots, q = context.sampler.candidates(logits, width, counts)
         assert q is not None
         # The j-th draw: (1 - DRAWN) times the j-th highest probability, and DRAWN more for the first.

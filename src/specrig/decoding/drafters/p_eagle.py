@@ -5,7 +5,7 @@ before it: above temperature 0 each is sampled from a distribution of its own, s
 head with a bias of the token before (`heads.markov`) knows that one token: its logits are then read one by one.
 
 The logits of all k levels stand after that pass. So a tree (`nodes`) drafts at no further cost, and pays where the
-target verifies a few more tokens cheaply. It has EAGLE-2's values and shape.
+target verifies a few more tokens cheaply. Its nodes are those of highest value, as in EAGLE-2.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class PEagle(Eagle3):
 
     class Options(ChainOptions):
         """length: of the chain that is verified. fixed: k; auto: as far as a pass of that width pays here, k at most
-        (`decoding.draft_size`). nodes: 0 drafts a chain, else the size of a tree of k levels; auto: as many nodes as pay
-        here. top_k: most children of a node. acceptance and length are those of a chain.
+        (`decoding.draft_size`). nodes: 0 drafts a chain, else the size of a tree of k levels; auto: as many as pay here.
+        top_k: most children of a node. acceptance and length are those of a chain.
         """
 
         length: Literal["fixed", "auto"] = "fixed"
@@ -66,10 +66,6 @@ class PEagle(Eagle3):
         super().begin(context, hidden, aux_hidden_states)
         fitted = "auto" in (self.options.length, self.options.nodes)
         self.size = DraftSize(self.resources.pass_costs()) if fitted else None
-        self.values: list[list[float]] = []  # of each row's nodes, see `DraftSize.learn_trees`
-        self.values: list[list[float]] = []  # of each row's nodes, see `DraftSize.learn_trees`
-        self.values: list[list[float]] = []  # of each row's nodes, see `DraftSize.learn_trees`
-        self.values: list[list[float]] = []  # of each row's nodes, see `DraftSize.learn_trees`
         self.values: list[list[float]] = []  # of each row's nodes, see `DraftSize.learn_trees`
 
     def propose(self, context: Context, k: int) -> Draft:
@@ -129,7 +125,7 @@ class PEagle(Eagle3):
         return draft if n else empty_draft(context)
 
     def _tree_by_levels(self, logits: Tensor, context: Context) -> tuple[Draft, Tensor]:
-        """The same in torch, also above temperature 0: EAGLE-2's levels, of which all rows keep equally many nodes."""
+        """In torch, also above temperature 0: EAGLE-2's tree, of which all rows keep equally many nodes."""
         from specrig.heads.markov import biased
 
         def below(level: int, tokens: Tensor, _: Tensor | None) -> Tensor:
@@ -141,10 +137,15 @@ class PEagle(Eagle3):
                 return int(self.options.nodes)
             # A slot's worth is known before its token is drawn, and decides by itself whether the slot is kept.
             active = [row for row, depth in enumerate(context.depths) if depth]
-            chances = values[active].sort(-1, descending=True).values.exp().mean(0) * self.size.trust
+            chances = values[active].sort(-1, descending=True).values.exp().mean(0)
             return self.size.fit(chances[:MOST].tolist())
 
         return self.grown(context, logits[:, 0], below, logits.shape[1], self.options.top_k, nodes)
+
+    def _children(self, context: Context, logits: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """See `Eagle2`; a child's worth is corrected by what was accepted so far."""
+        tokens, worth, q = super()._children(context, logits, width)
+        return tokens, worth if self.size is None else (worth + log(self.size.trust)).clamp(max=0.0), q
 
     def observe(self, verdict: Verdict) -> None:
         """Keep the true states of what was accepted."""
@@ -153,4 +154,6 @@ class PEagle(Eagle3):
             self.size.learn_chains(verdict)
         elif self.size is not None and self.values:
             self.size.learn_trees(self.values, verdict)
-            self.values = []  # a round may be another drafter's
+            self.values = []
+        elif self.size is not None:
+            self.size.learn(0.0, 0, verdict)  # the round was another drafter's

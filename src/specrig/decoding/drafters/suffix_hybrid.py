@@ -5,8 +5,8 @@ accepted, the sum of their probabilities. Where that is at least `least`, its dr
 not run; else the draft model drafts `draft_k` tokens. The choice depends on the text alone, before anything is drawn,
 so the output stays the target's.
 
-Example: least 2. After a match of five tokens that always went on alike the tree expects up to five: it drafts. After a
-match of one token it expects one at most: the draft model does.
+Example: least 2. After a match of five tokens that always went on alike the suffix tree expects up to five: it drafts.
+After a match of one token it expects one at most: the draft model does.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 
 
 class SuffixHybrid(Suffix):
-    """k bounds what the tree drafts. The draft model runs what it has missed when it runs again."""
+    """k bounds what the suffix tree drafts. The draft model runs what it has missed when it runs again."""
 
     name = "suffix_hybrid"
     summary = "suffix decoding where the text repeats itself, else a draft model (hybrid SuffixDecoding 2411.04975)"
     needs = ("draft",)
 
     class Options(MethodOptions):
-        """Those of suffix decoding's chains; least: the accepted tokens that the tree must expect to draft; draft_k:
-        tokens of the draft model; length: of the tree's chains, as in suffix decoding.
+        """Those of suffix decoding's chains; least: the accepted tokens that the suffix tree must expect to draft;
+        draft_k: tokens of the draft model; length: of the suffix tree's chains, as in suffix decoding.
         """
 
         max_tree_depth: int = Field(24, ge=2, le=64)
@@ -43,7 +43,7 @@ class SuffixHybrid(Suffix):
         length: Literal["fixed", "auto"] = "fixed"
 
     drafter: ClassVar[type[Drafter]] = DraftModel
-    """What drafts where the tree does not."""
+    """What drafts where the suffix tree does not."""
 
     def __init__(self, options: MethodOptions, resources: Resources) -> None:
         super().__init__(options, resources)
@@ -61,20 +61,20 @@ class SuffixHybrid(Suffix):
         self.draft_used = False
 
     def propose(self, context: Context, k: int) -> Draft:
-        """From the tree or the drafter, row by row."""
+        """From the suffix tree or the drafter, row by row."""
         import torch
 
         from specrig.runtime.device import padded
 
         found = self.matches(context)
         copied = [row.tokens if row.score >= self.options.least else [] for row in found]
-        # How far the drafter goes: not at all in rows that the tree continues, nor in finished ones.
+        # How far the drafter goes: not at all in rows that the suffix tree continues, nor in finished ones.
         depths = [
             0 if row else min(depth, self.options.draft_k) for row, depth in zip(copied, context.depths, strict=True)
         ]
         copies = [len(row) for row in copied]
         if self.size is not None:
-            self.size.lengths = copies  # in other rows nothing of the tree is judged
+            self.size.lengths = copies  # in other rows nothing of the suffix tree is judged
         self.draft_used = any(depths)
         if not self.draft_used:
             return Draft(padded(copied, max(copies), context.sampler.device), lengths=copies)
@@ -98,8 +98,8 @@ class SuffixHybrid(Suffix):
             )
         if drafted.probs is None:
             return Draft(nodes, parents, lengths=lengths)
-        # What each token was drawn from, [B, n, V]: the drafter's q, and for the tree's tokens one-hot. Of a tree: what the
-        # children of the root and of each node were drawn from, which for a chain is the same.
+        # What each token was drawn from, [B, n, V]: the drafter's q, and for the suffix tree's tokens one-hot. If the
+        # drafter drafts a tree: what the children of the root and of each node were drawn from; for a chain the same.
         V, m = self.resources.target.vocab_size, min(drafted.probs.shape[1], width)
         q = torch.zeros((*nodes.shape, V), dtype=drafted.probs.dtype, device=nodes.device)
         q.scatter_(-1, nodes.unsqueeze(-1), 1.0)
@@ -109,7 +109,9 @@ class SuffixHybrid(Suffix):
         return Draft(nodes, parents, probs=q, lengths=lengths)
 
     def drafter_context(self, context: Context, depths: list[int]) -> Context:
-        """What the drafter works on, `depths[b]` tokens deep in row b: to it, rows that the tree continues are over."""
+        """What the drafter works on, `depths[b]` tokens deep in row b. Rows that the suffix tree continues are over to
+        it.
+        """
         return Context(context.tokens, [not depth for depth in depths], context.sampler, depths)
 
     def observe(self, verdict: Verdict) -> None:

@@ -1,30 +1,10 @@
 """Suffix decoding where the text repeats itself, a P-EAGLE head where it does not.
 
 `suffix_hybrid` with a head in place of the draft model: the head drafts in one pass, and it has nothing to catch up
-with after rounds in which the tree drafted, since it reads the target's states.
+with after rounds in which the suffix tree drafted, since it reads the target's states.
 """
 
 from __future__ import annotations
-
-from typing import Annotated, Literal
-
-from typing import Annotated, Literal
-
-from typing import Annotated, Literal
-
-from typing import Annotated, Literal
-
-from typing import Annotated, Literal
-
-from typing import Annotated, Literal
-
-from typing import Annotated, Literal
-
-from typing import Annotated, Literal
-
-from typing import Annotated, Literal
-
-from typing import Annotated, Literal
 
 from typing import Annotated, Literal
 
@@ -37,7 +17,7 @@ from specrig.decoding.types import Context, MethodOptions, Verdict
 
 
 class SuffixPEagle(SuffixHybrid):
-    """k bounds what the tree drafts. In rounds in which only the tree drafts, the head is not run."""
+    """k bounds what the suffix tree drafts. In rounds in which only the suffix tree drafts, the head is not run."""
 
     name = "suffix_p_eagle"
     summary = "suffix decoding where the text repeats itself, else a P-EAGLE head (2411.04975, 2602.01469)"
@@ -54,7 +34,7 @@ class SuffixPEagle(SuffixHybrid):
         draft_nodes: Annotated[int, Field(ge=0, le=128)] | Literal["auto"] = 0
 
     def drafter_options(self) -> MethodOptions:
-        """The head verifies as much of its chain as pays where the tree does."""
+        """The head verifies as much of its chain as pays where the suffix tree does."""
         own = {"nodes": self.options.draft_nodes} if self.options.draft_nodes else {"length": self.options.length}
         return PEagle.Options.model_validate(own)
 

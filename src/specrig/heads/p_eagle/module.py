@@ -89,11 +89,15 @@ class PEagleHead(Eagle3Head):
     def greedy_tree(
         self, logits: Tensor, least: Sequence[float], children: int, trust: float
     ) -> tuple[Tensor, Tensor, Tensor, list[int]] | None:
-        """Of logits `[B, k, Vd]` each row's most promising nodes, as `compiled.greedy_tree` finds them; None where it cannot.
+        """Of logits `[B, k, Vd]` each row's most promising nodes, by `compiled.greedy_tree`; None where it cannot.
 
         Returns the target's tokens, the parents and the values, `[B, n]` each, and how many nodes each row has.
         """
-        if not compiled.supports(logits.device, logits.dtype) or logits.shape[-1] % compiled.vector_width():
+        if (
+            not compiled.supports(logits.device, logits.dtype)
+            or logits.shape[-1] % compiled.vector_width()
+            or not least
+        ):
             return None
         bias = None
         if self.markov is not None:
