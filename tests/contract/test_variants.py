@@ -42,6 +42,8 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("p_eagle", {"nodes": 3, "top_k": 2}),
     ("p_eagle", {"nodes": 6, "top_k": 4}),
     ("p_eagle", {"nodes": "auto", "top_k": 3}),
+    ("dflash", {"nodes": 6, "top_k": 4}),
+    ("dflash", {"nodes": "auto", "top_k": 3}),
     ("pard", {"length": "auto"}),
     ("token_recycling", {"nodes": 4, "top_k": 3}),
     ("token_recycling", {"nodes": "auto", "top_k": 3}),

@@ -19,6 +19,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from specrig.heads.checkpoint import Checkpoint, check_vocabulary, faults, untrained
 from specrig.heads.markov import MarkovBias
+from specrig.runtime import compiled
 from specrig.runtime.attention import FULL
 from specrig.runtime.decode_pass import compile_passes
 from specrig.runtime.device import padded
@@ -113,6 +114,29 @@ class DraftHead(Checkpoint, LlamaModel):
     def target_ids(self, draft_ids: Tensor) -> Tensor:
         """The target's ids of tokens of the head's own vocabulary, of any shape."""
         return draft_ids if self.vocabulary is None else self.vocabulary[draft_ids]
+
+    def greedy_tree(
+        self, logits: Tensor, least: Sequence[float], children: int, trust: float
+    ) -> tuple[Tensor, Tensor, Tensor, list[int]] | None:
+        """Of logits `[B, k, Vd]` each row's most promising nodes, by `compiled.greedy_tree`; None where it cannot.
+
+        Returns the target's tokens, the parents and the values, `[B, n]` each, and how many nodes each row has.
+        """
+        if (
+            not compiled.supports(logits.device, logits.dtype)
+            or logits.shape[-1] % compiled.vector_width()
+            or not least
+        ):
+            return None
+        bias = None
+        if self.markov is not None:
+            if self.markov.blocks is None or logits.shape[-1] != len(self.markov.lm_head):
+                return None
+            bias = self.markov.embedding, self.markov.blocks
+        places, parents, values, counts = compiled.greedy_tree(
+            logits, bias, self.vocabulary, torch.tensor(least), min(children, logits.shape[-1]), trust
+        )
+        return self.target_ids(places), parents, values, counts.tolist()
 
     def begin(self, rows: Sequence[Sequence[int]], features: Tensor) -> None:
         """Run the prompts but for each row's last position, which the first round runs. features: `[B, P, D]`, rows

@@ -32,7 +32,7 @@ class DFlash(LayerHead):
     about: ClassVar[str] = "How the head of `dflash` is trained."
     aux_hidden_states: ClassVar[int] = 3
     foreign: ClassVar[Mapping[str, Foreign]] = {
-        "vllm": Foreign("dflash", options={"acceptance": "exact", "length": "fixed"}, sampled=True),
+        "vllm": Foreign("dflash", options={"acceptance": "exact", "length": "fixed", "nodes": 0}, sampled=True),
     }
 
     steps: int = Field(default=50, ge=1)

@@ -28,7 +28,6 @@ from specrig.heads.eagle3 import module as eagle3
 from specrig.heads.eagle3.module import Eagle3Head
 from specrig.heads.layer import mask_token
 from specrig.heads.markov import MarkovBias
-from specrig.runtime import compiled
 from specrig.runtime.device import on_device, padded
 from specrig.runtime.model import CachedModel
 from specrig.runtime.types import DecodingError
@@ -85,29 +84,6 @@ class PEagleHead(Eagle3Head):
         self.keep([range(count) for count in counts])
         self._base = list(self.lengths)
         return logits
-
-    def greedy_tree(
-        self, logits: Tensor, least: Sequence[float], children: int, trust: float
-    ) -> tuple[Tensor, Tensor, Tensor, list[int]] | None:
-        """Of logits `[B, k, Vd]` each row's most promising nodes, by `compiled.greedy_tree`; None where it cannot.
-
-        Returns the target's tokens, the parents and the values, `[B, n]` each, and how many nodes each row has.
-        """
-        if (
-            not compiled.supports(logits.device, logits.dtype)
-            or logits.shape[-1] % compiled.vector_width()
-            or not least
-        ):
-            return None
-        bias = None
-        if self.markov is not None:
-            if self.markov.blocks is None or logits.shape[-1] != len(self.markov.lm_head):
-                return None
-            bias = self.markov.embedding, self.markov.blocks
-        places, parents, values, counts = compiled.greedy_tree(
-            logits, bias, self.vocabulary, torch.tensor(least), min(children, logits.shape[-1]), trust
-        )
-        return self.target_ids(places), parents, values, counts.tolist()
 
 
 def head_config(target: Any, draft_vocabulary: int | None = None, layers: int = 1, markov_rank: int = 0) -> Any:
