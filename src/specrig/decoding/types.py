@@ -215,7 +215,7 @@ class Resources(Protocol):
     def pass_costs(self) -> Sequence[float]:
         """What target passes of 1, 2, ... tokens a row cost here, in plain passes, for the rows of the batch that runs.
 
-        They are measured once for each number of rows and size of context, so a drafter asks for them in `begin`.
+        They are measured once for each number of rows, so a drafter asks for them in `begin`.
         """
 
     def model(self, name: str) -> Any:

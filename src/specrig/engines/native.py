@@ -66,7 +66,7 @@ class Native(WeightsEngine):
             from specrig.runtime.transformers_model import float32_logits
 
             float32_logits(self.target)
-        self._pass_costs: dict[tuple[int, int], list[float]] = {}
+        self._pass_costs: dict[int, list[float]] = {}
         self._models: dict[str, CachedModel] = {}
         self._drafters: dict[str, Drafter] = {}
         self._loaded_mb: dict[str, float] = {}
@@ -152,11 +152,10 @@ class Native(WeightsEngine):
         """What wider passes of the target cost for the rows that it holds (`Resources`)."""
         from specrig.runtime.pass_costs import pass_costs
 
-        # Attention makes wide passes dearer behind a long context: measured once for each power of two of its tokens.
-        key = self.target.cache.batch_size, max(self.target.lengths).bit_length()
-        if key not in self._pass_costs:
-            self._pass_costs[key] = pass_costs(self.target)
-        return self._pass_costs[key]
+        rows = self.target.cache.batch_size
+        if rows not in self._pass_costs:
+            self._pass_costs[rows] = pass_costs(self.target)
+        return self._pass_costs[rows]
 
     def model(self, name: str) -> CachedModel:
         """A model of the pair besides the target (`Resources`)."""
