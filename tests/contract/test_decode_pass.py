@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from math import exp, log
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from specrig.heads.eagle import module as eagle
 from specrig.heads.eagle.module import EagleHead
 from specrig.heads.eagle3 import module as eagle3
 from specrig.heads.eagle3.module import Eagle3Head
+from specrig.heads.likeliest import likeliest
 from specrig.heads.markov import MarkovBias
 from specrig.heads.p_eagle import module as p_eagle
 from specrig.heads.p_eagle.module import PEagleHead
@@ -360,32 +362,21 @@ def best_first(
     children: int,
     trust: float,
 ) -> list[tuple[int, int, float]]:
-    """The nodes of one row's logits `[k, V]` as (token's place, parent, value), by a search in plain Python."""
-    nodes: list[tuple[int, int, float]] = []
-    levels: list[int] = []
-    waiting: list[tuple[float, int, int, int]] = []
+    """The nodes of one row's logits `[k, V]` as (token's place, parent, value), by the search in plain Python."""
 
-    def expand(parent: int, level: int, above: float) -> None:
+    def below(node: tuple[int, int]) -> Iterator[tuple[float, int, int, tuple[int, int]]]:
+        level, place = node
         own = logits[level].float()
         if bias is not None and level:
-            place = nodes[parent][0]
             own = own + bias(torch.tensor(place if ids is None else int(ids[place]))).float()
         best = own.log_softmax(-1).topk(children)
-        for value, place in zip(best.values.tolist(), best.indices.tolist(), strict=True):
-            waiting.append((above + min(0.0, value + trust), place, parent, level))
+        for rank, (value, token) in enumerate(zip(best.values.tolist(), best.indices.tolist(), strict=True)):
+            yield min(1.0, exp(value + trust)), rank, token, (level + 1, token)
 
-    expand(-1, 0, 0.0)
-    while waiting and len(nodes) < len(least):
-        chosen = max(waiting, key=lambda each: each[0])
-        if chosen[0] < least[len(nodes)]:
-            break
-        waiting.remove(chosen)
-        value, place, parent, level = chosen
-        nodes.append((place, parent, value))
-        levels.append(level)
-        if level + 1 < len(logits):
-            expand(len(nodes) - 1, level + 1, value)
-    return nodes
+    shares, places, parents = likeliest((0, -1), below, len(least), len(logits))
+    found = [(place, parent, log(share)) for place, parent, share in zip(places, parents, shares, strict=True)]
+    enough = (at for at, (_, _, value) in enumerate(found) if value < least[at])
+    return found[: next(enough, len(found))]
 
 
 @pytest.mark.usefixtures("threads")

@@ -122,17 +122,12 @@ class DraftHead(Checkpoint, LlamaModel):
 
         Returns the target's tokens, the parents and the values, `[B, n]` each, and how many nodes each row has.
         """
-        if (
-            not compiled.supports(logits.device, logits.dtype)
-            or logits.shape[-1] % compiled.vector_width()
-            or not least
-        ):
+        supported = compiled.supports(logits.device, logits.dtype)
+        if not least or not supported or logits.shape[-1] % compiled.vector_width():
             return None
-        bias = None
-        if self.markov is not None:
-            if self.markov.blocks is None or logits.shape[-1] != len(self.markov.lm_head):
-                return None
-            bias = self.markov.embedding, self.markov.blocks
+        bias = None if self.markov is None else self.markov.compiled_for(logits)
+        if self.markov is not None and bias is None:
+            return None
         places, parents, values, counts = compiled.greedy_tree(
             logits, bias, self.vocabulary, torch.tensor(least), min(children, logits.shape[-1]), trust
         )

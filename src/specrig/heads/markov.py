@@ -73,9 +73,14 @@ class MarkovBias(nn.Module):
         """Of logits `[B, k, Vd]`, whose first have no bias, the places `[B, k]` of the highest, one behind the other, as
         one call; None where compiled code cannot. ids: `[Vd]`, the target's tokens; None: all.
         """
+        weights = self.compiled_for(logits)
+        return None if weights is None else compiled.greedy_chain(logits, *weights, ids)
+
+    def compiled_for(self, logits: Tensor) -> tuple[Tensor, Tensor] | None:
+        """W1 and W2 as compiled code adds them to logits `[..., Vd]`; None where it cannot."""
         if self.blocks is None or logits.shape[-1] != len(self.lm_head):
             return None
-        return compiled.greedy_chain(logits, self.embedding, self.blocks, ids)
+        return self.embedding, self.blocks
 
 
 def biased(logits: Tensor, bias: MarkovBias | None, tokens: Tensor) -> Tensor:

@@ -55,19 +55,18 @@ class MachineState:
 
         True at once where the work is done on another machine. environment: what `signs` are judged by.
         """
-        if not self._here:
-            return True
         until, announced = time.monotonic() + most_s, False
-        while True:
-            before = moment(children=not self._in_process)
+        while (before := self.begin()) is not None:
             time.sleep(LOOK_S)
-            if not is_busy(Load.model_validate(between(before, moment(children=not self._in_process))), environment):
-                return True
+            found = self.since(before)
+            if found is None or not is_busy(found, environment):
+                break
             if time.monotonic() > until:
                 return False
             if not announced:
                 print(f"The machine is busy with other work; waiting for at most {most_s:.0f} s.", file=sys.stderr)
                 announced = True
+        return True
 
     def probe(self, *, renew: bool = False) -> Probe | None:
         """Return the last probe, or a new one if that is too old or if `renew`; None where no probe can be made."""

@@ -280,8 +280,10 @@ def _measure_again(measured: Sequence[_Measured], environment: Mapping[str, Any]
     for _ in range(remeasure.times):
         for each in measured:
             cells = each.disturbed(environment)
-            block = each.block.again(cells) if cells else each.block
-            if not cells or each.seconds * block.generations / each.block.generations > left:
+            if not cells:
+                continue
+            block = each.block.again(cells)
+            if each.seconds * block.generations / each.block.generations > left:
                 continue
             why = "; ".join(reasons(loads(each.attempts[cells[0]][-1]), environment))
             print(

@@ -225,8 +225,8 @@ static void shape_matrices(int64_t rows) {
 }
 static void free_matrices(void) { _tile_release(); }
 
-/* As `tile` with four blocks, for as many rows as the registers were shaped for. Blocks lie as the instruction wants its second factor: 16 pairs of inputs of W
- * outputs are a register. */
+/* As `tile` with four blocks, for as many rows as the registers were shaped for. Blocks lie as the instruction wants its second factor:
+ * 16 pairs of inputs of W outputs are a register. */
 static __attribute__((noinline)) void matrix_tile(vec y[][4], const char *x, const char *const *w, int64_t in, int64_t ahead) {
     _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);
     for (int64_t k = 0; k < in / 32; k++) {
@@ -625,9 +625,12 @@ INLINE void attention(void *attended, float *qkv, const Layer *layer, const Pass
             masks[q] = layer->mask ? layer->mask + ((p->mask_rows > 1 ? b : 0) * p->n + token) * p->end : 0;
             where[q] = r * H + own_head;
         }
-        int64_t end = 0; /* behind the last slot that one of them sees */
-        for (int64_t q = 0, own_end; q < count; end = own_end > end ? own_end : end, q++)
-            for (own_end = p->end; masks[q] && own_end > 1 && !masks[q][own_end - 1];) own_end--;
+        int64_t end = 1; /* behind the last slot that one of them sees */
+        for (int64_t q = 0; q < count; q++) {
+            int64_t own_end = p->end;
+            while (masks[q] && own_end > end && !masks[q][own_end - 1]) own_end--;
+            if (own_end > end) end = own_end;
+        }
         attend(mixed, totals, weights, room, seen, (char *)queries, count, (char *)layer->keys + offset,
                (char *)layer->values + offset, masks, end, d, paired, bf16);
         for (int64_t q = 0; q < count; q++)
@@ -710,26 +713,36 @@ void linear(void *y, const char *x, int64_t rows, const char *weight, const void
     }
 }
 
+/* The highest number so far in each place of a vector, and where it stood. */
+typedef struct { vec most; lanes place; } Highest;
+INLINE Highest highest_of_none(void) { return (Highest){(vec){0} - INFINITY, (lanes){0}}; }
+
+/* With the W numbers y that begin at place `at`. */
+INLINE Highest highest_with(Highest so_far, vec y, int64_t at) {
+    lanes place = {0}, higher = y > so_far.most;
+    EACH(i, W) place[i] = i;
+    return (Highest){choose(higher, y, so_far.most), ((place + (int32_t)at) & higher) | (so_far.place & ~higher)};
+}
+
+/* The highest of all, of equals the first; its place in `place`, which stays as it is where all are -infinity. */
+INLINE float first_highest(Highest found, int64_t *place) {
+    float highest = -INFINITY;
+    EACH(i, W) if (found.most[i] > highest || (found.most[i] == highest && highest > -INFINITY && found.place[i] < *place)) {
+        highest = found.most[i];
+        *place = found.place[i];
+    }
+    return highest;
+}
+
 /* Of each row of logits [rows, V] the place of the highest; of equals the first. */
 void argmax(int64_t *out, const void *logits, int64_t rows, int64_t V, int bf16, int threads) {
     #pragma omp parallel for num_threads(threads)
     for (int64_t r = 0; r < rows; r++) {
-        vec most = (vec){0} - INFINITY;
-        lanes place = {0}, at = {0};
-        EACH(i, W) at[i] = i;
-        int64_t whole = V / W * W;
-        for (int64_t c = 0; c < whole; c += W, at += W) {
-            vec y = load(logits, r * V + c, bf16);
-            lanes higher = y > most;
-            most = choose(higher, y, most);
-            place = (at & higher) | (place & ~higher);
-        }
-        float highest = -INFINITY;
+        Highest found = highest_of_none();
+        const int64_t whole = V / W * W;
+        for (int64_t c = 0; c < whole; c += W) found = highest_with(found, load(logits, r * V + c, bf16), c);
         out[r] = 0;
-        EACH(i, W) if (most[i] > highest || (most[i] == highest && place[i] < out[r])) {
-            highest = most[i];
-            out[r] = place[i];
-        }
+        float highest = first_highest(found, out + r);
         for (int64_t c = whole; c < V; c++) {
             const uint32_t wide = bf16 ? (uint32_t)((const uint16_t *)logits)[r * V + c] << 16 : ((const uint32_t *)logits)[r * V + c];
             float y;
@@ -740,6 +753,19 @@ void argmax(int64_t *out, const void *logits, int64_t rows, int64_t V, int bf16,
             }
         }
     }
+}
+
+/* The logits y of a block with the bias of the token before: y + head embedding, of `rank` numbers in `embedding`. */
+INLINE vec biased(vec y, const float *embedding, const void *head, int64_t block, int64_t rank, int bf16) {
+    vec x[4];
+    EACH(i, 4) x[i] = (vec){0};
+    for (int64_t c = 0; c < rank; c += 4) EACH(i, 4) x[i] += embedding[c + i] * load(head, (block * rank + c + i) * W, bf16);
+    return y + ((x[0] + x[1]) + (x[2] + x[3]));
+}
+
+/* A token's embedding as float32. */
+INLINE void embed(float *to, const void *embedding, int64_t token, int64_t rank, int bf16) {
+    for (int64_t c = 0; c < rank; c += W) store(to, c, load(embedding, token * rank + c, bf16), 0);
 }
 
 /* Greedy drafts of a head with a bias of the token before (heads/markov.py): out[b][0] is the place of the highest of logits[b][0], and
@@ -755,28 +781,14 @@ void greedy_chain(int64_t *out, const void *logits, const void *embedding, const
         int t = omp_get_thread_num(), T = omp_get_num_threads();
         float before[rank]; /* the embedding of the token before */
         for (int64_t slot = 0; slot < B * k; slot++) {
-            int64_t token = slot % k ? (ids ? ids[out[slot - 1]] : out[slot - 1]) : 0;
-            vec most = (vec){0} - INFINITY, x[4];
-            for (int64_t c = 0; c < rank; c += W) *(vec *)(before + c) = load(embedding, token * rank + c, bf16);
-            lanes place = {0}, one = {0};
-            EACH(i, W) one[i] = i;
+            if (slot % k) embed(before, embedding, ids ? ids[out[slot - 1]] : out[slot - 1], rank, bf16);
+            Highest found = highest_of_none();
             SHARE(V / W) for (int64_t block = from; block < to; block++) {
                 vec y = load(logits, slot * V + block * W, bf16);
-                if (slot % k) {
-                    EACH(i, 4) x[i] = (vec){0};
-                    for (int64_t c = 0; c < rank; c += 4) EACH(i, 4) x[i] += before[c + i] * load(head, (block * rank + c + i) * W, bf16);
-                    y += (x[0] + x[1]) + (x[2] + x[3]);
-                }
-                lanes higher = y > most;
-                most = choose(higher, y, most);
-                place = ((one + (int32_t)(block * W)) & higher) | (place & ~higher);
+                found = highest_with(found, slot % k ? biased(y, before, head, block, rank, bf16) : y, block * W);
             }
-            highest[t] = -INFINITY;
             places[t] = 0;
-            EACH(i, W) if (most[i] > highest[t] || (most[i] == highest[t] && place[i] < places[t])) {
-                highest[t] = most[i];
-                places[t] = place[i];
-            }
+            highest[t] = first_highest(found, places + t);
             #pragma omp barrier
             #pragma omp single
             {
@@ -815,17 +827,13 @@ void greedy_tree(int64_t *places, int64_t *parents, float *values, int64_t *foun
                 const int64_t level = next < 0 ? 0 : levels[next] + 1;
                 const int with_bias = head && level;
                 if (with_bias) {
-                    const int64_t place = places[b * nodes + next], token = ids ? ids[place] : place;
-                    for (int64_t c = 0; c < rank; c += W) *(vec *)(before + c) = load(embedding, token * rank + c, bf16);
+                    const int64_t place = places[b * nodes + next];
+                    embed(before, embedding, ids ? ids[place] : place, rank, bf16);
                 }
-                vec most = (vec){0} - INFINITY, mass = {0}, x[4];
+                vec most = (vec){0} - INFINITY, mass = {0};
                 for (int64_t block = from; block < to; block++) {
                     vec y = load(logits, (b * k + level) * V + block * W, bf16);
-                    if (with_bias) {
-                        EACH(i, 4) x[i] = (vec){0};
-                        for (int64_t c = 0; c < rank; c += 4) EACH(i, 4) x[i] += before[c + i] * load(head, (block * rank + c + i) * W, bf16);
-                        y += (x[0] + x[1]) + (x[2] + x[3]);
-                    }
+                    if (with_bias) y = biased(y, before, head, block, rank, bf16);
                     store(scores, block * W, y, 0);
                     most = choose(y > most, y, most);
                 }
@@ -838,22 +846,12 @@ void greedy_tree(int64_t *places, int64_t *parents, float *values, int64_t *foun
                 masses[t] = sum(mass);
                 counts[t] = 0;
                 while (counts[t] < children && counts[t] < (to - from) * W) { /* this thread's likeliest, one by one */
-                    vec most = (vec){0} - INFINITY;
-                    lanes place = {0}, one = {0};
-                    EACH(i, W) one[i] = i;
-                    for (int64_t block = from; block < to; block++) {
-                        vec y = load(scores, block * W, 0);
-                        lanes higher = y > most;
-                        most = choose(higher, y, most);
-                        place = ((one + (int32_t)(block * W)) & higher) | (place & ~higher);
-                    }
-                    Child *own = best + t * children + counts[t]++;
-                    *own = (Child){-INFINITY, from * W, next, level};
-                    EACH(i, W) if (most[i] > own->value || (most[i] == own->value && place[i] < own->place)) {
-                        own->value = most[i];
-                        own->place = place[i];
-                    }
-                    scores[own->place] = -INFINITY;
+                    Highest likeliest = highest_of_none();
+                    for (int64_t block = from; block < to; block++) likeliest = highest_with(likeliest, load(scores, block * W, 0), block * W);
+                    int64_t place = from * W;
+                    const float value = first_highest(likeliest, &place);
+                    best[t * children + counts[t]++] = (Child){value, place, next, level};
+                    scores[place] = -INFINITY;
                 }
                 #pragma omp barrier
                 #pragma omp single

@@ -32,9 +32,9 @@ def library() -> Any:
         loaded.linear.argtypes = [c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_int64, c_int, c_int]
         loaded.greedy_chain.argtypes = [*[c_void_p] * 5, *[c_int64] * 4, c_int, c_int]
         loaded.greedy_tree.argtypes = [*[c_void_p] * 8, *[c_int64] * 6, c_void_p, c_float, c_int, c_int]
-        loaded.linear.restype = loaded.forward.restype = loaded.greedy_chain.restype = None
         loaded.argmax.argtypes = [c_void_p, c_void_p, c_int64, c_int64, c_int, c_int]
-        loaded.greedy_tree.restype = loaded.argmax.restype = None
+        for function in (loaded.linear, loaded.forward, loaded.argmax, loaded.greedy_chain, loaded.greedy_tree):
+            function.restype = None
     return loaded
 
 

@@ -17,6 +17,7 @@ from pydantic import Field, model_validator
 
 from specrig.decoding.draft_size import DraftSize
 from specrig.decoding.drafters.eagle3 import Eagle3
+from specrig.decoding.static_tree import MOST
 from specrig.decoding.types import ChainOptions, Context, Draft, Verdict, empty_draft
 
 if TYPE_CHECKING:
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-MOST = 63
-"""Nodes of the largest tree of `nodes: auto`."""
 LEAST = 1e-30
 """Below this chance nothing is drafted, whatever it costs."""
 
@@ -108,8 +107,9 @@ class PEagle(Eagle3):
 
     def _tree(self, logits: Tensor, context: Context) -> Draft:
         """The tree of logits `[B, k, Vd]`: each row's most promising nodes."""
-        least, trust = [-inf] * (self.options.nodes if self.size is None else 0), 0.0
-        if self.size is not None:
+        if self.size is None:
+            least, trust = [-inf] * self.options.nodes, 0.0
+        else:
             least, trust = [log(max(chance, LEAST)) for chance in self.size.least(MOST)], log(self.size.trust)
         found = self.head.greedy_tree(logits, least, self.options.top_k, trust) if context.sampler.greedy else None
         if found is None:
@@ -150,10 +150,12 @@ class PEagle(Eagle3):
     def observe(self, verdict: Verdict) -> None:
         """Keep the true states of what was accepted."""
         super().observe(verdict)
-        if self.size is not None and self.options.length == "auto":
+        if self.size is None:
+            return
+        if self.options.length == "auto":
             self.size.learn_chains(verdict)
-        elif self.size is not None and self.values:
+        elif self.values:
             self.size.learn_trees(self.values, verdict)
             self.values = []
-        elif self.size is not None:
-            self.size.learn(0.0, 0, verdict)  # the round was another drafter's
+        else:  # the round was another drafter's
+            self.size.learn(0.0, 0, verdict)
