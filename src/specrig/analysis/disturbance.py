@@ -5,6 +5,9 @@ comes and goes within seconds does not cancel, and a speedup does not show it. T
 the operating system counted during each generation, what the machine could do before and after, and whether the times
 fit each other. A cell with any evidence against it is called disturbed. It stays in the tables, is marked, and should
 be measured again.
+
+That plain decoding is faster for some prompts than for others is no such evidence: what slows some prompts and not
+others widens the interval, and intervals of such cells miss no more often (`benchmarks/spread_mark.py`).
 """
 
 from __future__ import annotations
@@ -21,15 +24,11 @@ from specrig.analysis import cost_model
 from specrig.analysis.acceptance import acceptance_length
 from specrig.analysis.efficiency import explained_efficiency
 from specrig.analysis.speedup import group_times, speedup
-from specrig.analysis.statistics import geometric_mean, robust_variation
+from specrig.analysis.statistics import geometric_mean
 from specrig.measurement import signs
 from specrig.measurement.records import NOT_RECORDED, Probe, Record, Run, baselines, groups
 from specrig.measurement.signs import loads
 
-SPREAD = 0.4
-"""Largest tolerated robust coefficient of variation of the baseline's speed over a cell's groups. Prompts of different
-lengths cause 0.02 to 0.08, planted loads up to 0.4, and up to there the intervals hold as often as they should
-(`benchmarks/planted_loads.py`)."""
 DRIFT = 0.2
 """Largest tolerated slowdown of the baseline between the halves of a replicate."""
 BETWEEN = 0.33
@@ -48,7 +47,7 @@ process is given its memory in large pages."""
 EFFICIENCY = 1.15
 """Largest tolerated ratio between a cell's efficiency and `explained_efficiency`, in either direction."""
 LEAST_GROUPS = 4
-"""Fewer groups than this are too few to judge their spread, or to compare two halves."""
+"""Fewer groups than this are too few to compare."""
 
 COLUMN = "disturbed"
 
@@ -130,10 +129,6 @@ def _baseline(records: Sequence[Record]) -> list[str]:
     """Reasons from a baseline that changed its speed over the replicate's groups."""
     texts = []
     speeds = _speeds(records)
-    if len(speeds) >= LEAST_GROUPS and (spread := robust_variation(speeds)) > SPREAD:
-        texts.append(
-            f"plain decoding ran at {min(speeds):.0f} to {max(speeds):.0f} tokens/s (robust spread {spread:.0%})"
-        )
     half = len(speeds) // 2
     if half >= LEAST_GROUPS and abs(change := median(speeds[half:]) / median(speeds[:half]) - 1) > DRIFT:
         texts.append(

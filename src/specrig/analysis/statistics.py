@@ -23,7 +23,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -253,9 +252,3 @@ def _untransformed(bound: Numbers, skewness: Numbers) -> Numbers:
     """The t whose Hall transform t + γt²/3 + γ²t³/27 + γ/6 equals `bound`, where γ is the skewness of the estimate."""
     gamma = np.where(np.abs(skewness) < 1e-6, 1.0, skewness)
     return np.where(np.abs(skewness) < 1e-6, bound, 3 / gamma * (np.cbrt(1 + gamma * (bound - gamma / 6)) - 1))
-
-
-def robust_variation(values: Sequence[float]) -> float:
-    """1.4826 · median absolute deviation / median: a coefficient of variation that single values do not move."""
-    middle = median(values)
-    return 1.4826 * median(abs(value - middle) for value in values) / middle

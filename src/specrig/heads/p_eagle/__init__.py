@@ -35,7 +35,9 @@ class PEagle(LayerHead):
     matrix_lr: float = Field(default=0.08, gt=0)
     """Peak learning rate of Muon, for the matrices."""
     layers: int = Field(default=1, ge=1, le=8)
-    """Decoder layers; the paper has 4."""
+    """Decoder layers; the paper has 4. With one, no mask can look for a position by its content: all masks ask the same.
+    A head that goes on from an `initial_checkpoint` of fewer layers gets the others.
+    """
     k: int = Field(default=8, ge=1, le=16)
     """Tokens that it learns to draft in one pass. Beyond them it drafts too, untrained."""
     position_weights: Literal["decay", "d_pace"] = "decay"

@@ -124,17 +124,25 @@ class PEagleLearner(AuxStatesLearner):
     def tensors(self) -> dict[str, Tensor]:
         """See `Learner`."""
         found = super().tensors() | {"mask_hidden": (self.mask_hidden * self.scale).unsqueeze(0)}
-        for index, layer in enumerate(self.further, 1):
-            assert isinstance(layer, TrainedLayer)
-            found |= layer.tensors(f"layers.{index}")
+        for layer in self._further():
+            found |= layer
         return found | ({} if self.markov is None else self.markov.tensors())
+
+    def _further(self) -> list[dict[str, Tensor]]:
+        """The tensors of each layer behind the first."""
+        layers = (layer for layer in self.further if isinstance(layer, TrainedLayer))
+        return [layer.tensors(f"layers.{index}") for index, layer in enumerate(layers, 1)]
 
     @torch.no_grad()
     def restore(self, found: dict[str, Tensor]) -> None:
-        """See `Learner`; what stands for the target's states is divided like them. A bias that the checkpoint lacks begins
-        as nothing.
+        """See `Learner`; what stands for the target's states is divided like them. A bias and layers that the checkpoint
+        lacks begin as they were made: they add nothing.
         """
-        super().restore(({} if self.markov is None else self.markov.tensors()) | found)
+        made = [*self._further(), *([] if self.markov is None else [self.markov.tensors()])]
+        for part in made:
+            if found.keys().isdisjoint(part):
+                found = found | part
+        super().restore(found)
         self.mask_hidden.copy_(found["mask_hidden"][0].to(self.scale.device) / self.scale)
 
     def save(self, folder: Path) -> None:
