@@ -154,6 +154,56 @@ def test_a_q_that_does_not_know_the_token_before_is_caught(biased: Lab, method: 
     assert outcome_test(biased, drafter).p_value < 1e-9
 
 
+@pytest.fixture(scope="module")
+def reading() -> Lab:
+    """A head that knows three of the eight tokens, and the context's."""
+    lab = Lab(vocab_size=8, noise=0.5)
+    lab.read_context([6, 1, 3])
+    return lab
+
+
+READING = [each for each in BIASED if "p_eagle" in each[0]]
+
+
+@pytest.mark.parametrize(("method", "options"), READING)
+def test_tokens_of_the_context_keep_the_output(reading: Lab, method: str, options: dict[str, Any]) -> None:
+    drafter: Any = reading.drafter(method, **options)
+    head = getattr(drafter, "draft", drafter)  # of a hybrid, the drafter that has it
+    propose, others = head.propose, set[int]()
+
+    def checked(context: Context, k: int) -> Draft:
+        draft = propose(context, k)
+        for row, (tokens, seen) in enumerate(zip(draft.tokens.tolist(), context.tokens, strict=True)):
+            if not context.done[row] and context.sampler.greedy:
+                tokens = tokens[: draft.lengths[row]] if draft.lengths is not None else tokens
+                assert set(tokens) <= {6, 1, 3, *seen}, "a row drafts what its own context holds"
+                others.update(set(tokens) - {6, 1, 3})
+        return draft
+
+    head.propose = checked
+    prompts = [PROMPT, [1, 2], [7, 7, 7], [6, 0, 4, 2, 1]]
+    plain = generate(reading.target, reading.drafter("autoregressive"), prompts, k=0, max_new_tokens=30, temperature=0)
+    found = generate(reading.target, drafter, prompts, k=K, max_new_tokens=30, temperature=0)
+    assert [row.tokens for row in found] == [row.tokens for row in plain]
+    assert others, "it drafts some of them"
+    test = outcome_test(reading, drafter)
+    assert test.p_value > 1e-4, test
+
+
+def test_tokens_of_the_context_at_the_wrong_places_are_caught(reading: Lab) -> None:
+    drafter: Any = reading.drafter("p_eagle")
+    propose = drafter.propose
+
+    def wrong(context: Context, k: int) -> Draft:
+        draft = propose(context, k)
+        assert draft.vocabulary is not None
+        draft.vocabulary = draft.vocabulary.flip(0)
+        return draft
+
+    drafter.propose = wrong
+    assert outcome_test(reading, drafter).p_value < 1e-9
+
+
 CUT: list[tuple[str, dict[str, Any]]] = [
     ("eagle3", {"nodes": 0}),
     ("eagle3", {"nodes": 4, "top_k": 2}),

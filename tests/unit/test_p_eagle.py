@@ -11,6 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 
+from specrig.heads.base import TrainingError
+from specrig.heads.context_vocabulary import NEVER
 from specrig.heads.eagle3 import module as eagle3
 from specrig.heads.learner import Texts
 from specrig.heads.losses import ALPHA, d_pace
@@ -18,6 +20,7 @@ from specrig.heads.p_eagle import PEagle
 from specrig.heads.p_eagle.module import head_config, load, random_tensors, save
 from specrig.heads.p_eagle.training import PEagleLearner
 from specrig.heads.teacher import Teacher
+from specrig.heads.text_vocabulary import TextVocabulary
 from specrig.runtime.transformers_model import cached_model
 from specrig.runtime.types import DecodingError
 from specrig.training import llama
@@ -86,18 +89,70 @@ def test_a_bias_of_the_token_before_stands_in_the_checkpoint_and_follows_the_ord
     torch.testing.assert_close(bias(before), by_hand[:, [listed.index(token) for token in EVERY]])
 
 
-def test_a_head_without_a_bias_goes_on_with_one_that_adds_nothing_yet(folder: Path) -> None:
+@pytest.mark.parametrize("more", [{"markov_rank": 4}, {"layers": 3}])
+def test_a_head_goes_on_with_parts_that_it_lacks_and_that_add_nothing_yet(folder: Path, more: dict[str, int]) -> None:
     teacher = Teacher(LlamaForCausalLM.from_pretrained(folder), (0,), torch.device("cpu"))
     tokens = torch.randint(V, (2, 17), generator=torch.Generator().manual_seed(2))
     texts = Texts(tokens, torch.ones_like(tokens, dtype=torch.bool))
-    without, learner = (PEagleLearner(PEagle(k=3, markov_rank=rank), teacher, teacher, None, 3) for rank in (0, 4))
+    without, learner = (PEagleLearner(PEagle(k=3, **keys), teacher, teacher, None, 3) for keys in ({}, more))
     learner.restore({name: tensor.detach().clone() for name, tensor in without.tensors().items()})
     states = teacher.states(tokens, learner.aux_layers)
     losses = [each.loss(texts, states, states[..., -D:]) for each in (without, learner)]
     torch.testing.assert_close(losses[1], losses[0])
     losses[1].backward()
-    assert learner.markov is not None and learner.markov.lm_head.grad is not None
-    assert learner.markov.lm_head.grad.abs().sum() > 0, "it learns from the first step on"
+    for part in (learner.markov, *learner.further):
+        gradients = [] if part is None else [each.grad for each in part.parameters() if each.grad is not None]
+        assert part is None or sum(float(gradient.abs().sum()) for gradient in gradients) > 0, (
+            "it learns from the start"
+        )
+
+
+def test_a_checkpoint_with_a_part_of_a_layer_is_refused(folder: Path) -> None:
+    teacher = Teacher(LlamaForCausalLM.from_pretrained(folder), (0,), torch.device("cpu"))
+    learner = PEagleLearner(PEagle(layers=2), teacher, teacher, None, 3)
+    tensors = {name: tensor.detach().clone() for name, tensor in learner.tensors().items()}
+    del tensors["layers.1.mlp.down_proj.weight"]
+    with pytest.raises(TrainingError, match=r"layers.1.mlp.down_proj.weight is missing"):
+        learner.restore(tensors)
+
+
+def test_tokens_of_the_context_are_drafted_as_they_were_learnt(folder: Path) -> None:
+    """By the target's own rows, each context its own, and those that come up later too."""
+    model = LlamaForCausalLM.from_pretrained(folder)
+    teacher, target = Teacher(model, (0,), torch.device("cpu")), cached_model(model)
+    every, tokens = torch.tensor(EVERY), torch.randint(V, (2, 9), generator=torch.Generator().manual_seed(2))
+    learner = PEagleLearner(PEagle(k=2, context_vocabulary=True, markov_rank=4), teacher, teacher, every, 3)
+    with torch.no_grad():
+        learner.lm_head.normal_(generator=torch.Generator().manual_seed(4))
+    learner.save(folder / "head")
+    states = teacher.states(tokens, learner.aux_layers)
+    further = TextVocabulary(tokens, every, teacher.output)
+    head = load(folder / "head", target)
+    for length in (5, 8):
+        rows = [row[:length].tolist() for row in tokens]
+        if length == 5:
+            target.start(2, 64)
+            head.begin(rows, head.fuse(states[:, :4, : 3 * D]))
+        else:  # three tokens were accepted
+            head.accept(head.fuse(states[:, 4:7, : 3 * D]), [[0, 1], [0, 1]])
+        logits = head.draft(rows, [False, False], 2)
+        assert head.vocabulary is not None and head.markov is not None
+        predicted = learner.predicted(tokens[:, 1:], states[:, :-1], [])[0][:, length - 2]
+        own, numbers = learner.logits(predicted), torch.arange(2)
+        others = further.logits(learner.normed(predicted), numbers, torch.full((2,), length - 1))
+        for row in range(2):
+            expected = dict(zip(EVERY, own[row].tolist(), strict=True))
+            expected |= {
+                token: logit
+                for token, logit in zip(further.ids[row].tolist(), others[row].tolist(), strict=True)
+                if logit > NEVER
+            }
+            found = dict(zip(head.vocabulary.tolist(), logits[row, 0].tolist(), strict=True))
+            assert expected.keys() == set(EVERY) | set(rows[row])
+            drafted = {token: logit for token, logit in found.items() if logit > NEVER / 2}
+            assert drafted == pytest.approx(expected, abs=1e-4)
+        assert head.markov.lm_head[len(EVERY) :].abs().sum() == 0, "what has no bias"
+        assert logits.shape[-1] == len(head.vocabulary) == len(head.markov.lm_head)
 
 
 def naive(right: list[float]) -> list[float]:

@@ -7,10 +7,12 @@ Behind the entries that are known come k - 1 masks. A mask has the embedding of 
 fc(mask_hidden), one learnt state in place of the target's three. Attention is causal. The masks leave the cache after
 the pass; entries and rounds are EAGLE-3's (`heads.eagle3`).
 
-With a bias of the token before (`heads.markov`) a mask also knows the token that is drafted before its own.
+With a bias of the token before (`heads.markov`) a mask also knows the token that is drafted before its own. A head of
+a reduced vocabulary may draft the context's other tokens too (`heads.context_vocabulary`).
 
 Checkpoint (what vLLM loads as `eagle3` with `parallel_drafting`): EAGLE-3's, with `ptd_token_id`, the mask token, in
-config.json, and `mask_hidden` `[1, 3D]`; the bias, where there is one, which vLLM does not know.
+config.json, and `mask_hidden` `[1, 3D]`; the bias, where there is one, and `context_vocabulary`, which vLLM does not
+know.
 """
 
 from __future__ import annotations
@@ -22,13 +24,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 
+from specrig.heads import context_vocabulary as context
 from specrig.heads import markov
 from specrig.heads.checkpoint import Shapes, untrained
+from specrig.heads.context_vocabulary import ContextVocabulary
 from specrig.heads.eagle3 import module as eagle3
 from specrig.heads.eagle3.module import Eagle3Head
 from specrig.heads.layer import mask_token
 from specrig.heads.markov import MarkovBias
-from specrig.runtime.device import on_device, padded
+from specrig.runtime.device import Positions, in_each, on_device, padded
 from specrig.runtime.model import CachedModel
 from specrig.runtime.types import DecodingError
 
@@ -63,9 +67,38 @@ class PEagleHead(Eagle3Head):
 
     def take_weights(self, weights: dict[str, Tensor]) -> None:
         """Build the layers and m from the checkpoint's tensors."""
+        output = self.head  # the target's
         super().take_weights(weights)
         self.mask_feature = self.fuse(weights["mask_hidden"])
-        self.markov = MarkovBias.of(weights, self.order)
+        self.own_markov = self.markov = MarkovBias.of(weights, self.order)
+        self.further = None
+        if context.extends(self.config) and self._ids:
+            self.further = ContextVocabulary(output.dense()[: self.target.vocab_size], self._every)
+
+    def begin(self, rows: Sequence[Sequence[int]], features: Tensor) -> None:
+        """See `DraftHead`."""
+        self.markov = self.own_markov
+        if self.further is not None:
+            self.further.begin()
+        super().begin(rows, features)
+        self._read(rows)
+
+    def _read(self, rows: Sequence[Sequence[int]]) -> None:
+        """Draft what the contexts have gained, too."""
+        if self.further is None or not self.further.read(rows):
+            return
+        ids = self.further.ids
+        self.vocabulary = torch.cat((self._every[: self.vocab_size], ids))
+        self.markov = None if self.own_markov is None else self.own_markov.widened(self.vocab_size, len(ids))
+
+    def run(self, tokens: Tensor, features: Tensor, *, last: Positions | None = None) -> tuple[Tensor, Tensor]:
+        """See `EagleHead`; the context's tokens come behind the head's own."""
+        logits, hidden = super().run(tokens, features, last=last)
+        if self.further is not None and len(self.further.ids):
+            read = hidden if last is None else in_each(hidden, last)
+            normed = F.rms_norm(read, (self.hidden_size,), self.norm, self.eps)
+            logits = torch.cat((logits[..., : self.vocab_size], self.further.logits(normed)), -1)
+        return logits, hidden
 
     def draft(self, rows: Sequence[Sequence[int]], done: Sequence[bool], k: int) -> Tensor:
         """Run the entries of the tokens that were accepted and k - 1 masks; returns the logits `[B, k, Vd]` of k
@@ -73,6 +106,7 @@ class PEagleHead(Eagle3Head):
 
         rows: the contexts; done: which of them are over, whose logits mean nothing.
         """
+        self._read(rows)
         accepted = self._accepted(rows, done)
         counts = [len(row) for row in accepted]
         width = self._features.shape[1] + k - 1
@@ -86,14 +120,23 @@ class PEagleHead(Eagle3Head):
         return logits
 
 
-def head_config(target: Any, draft_vocabulary: int | None = None, layers: int = 1, markov_rank: int = 0) -> Any:
+def head_config(
+    target: Any,
+    draft_vocabulary: int | None = None,
+    layers: int = 1,
+    markov_rank: int = 0,
+    *,
+    context_vocabulary: bool = False,
+) -> Any:
     """The configuration of a head of so many layers for a target with this configuration, of so many of its tokens
-    (None: of all), with a bias of this rank (0: without). Raises DecodingError for a target of fewer than three layers.
+    (None: of all), with a bias of this rank (0: without). context_vocabulary: it drafts the context's other tokens too.
+
+    Raises DecodingError for a target of fewer than three layers.
     """
     config = eagle3.head_config(target, draft_vocabulary)
     config.num_hidden_layers = layers
     config.ptd_token_id = mask_token(config)
-    config.update(markov.noted(markov_rank))
+    config.update(markov.noted(markov_rank) | context.noted(context_vocabulary))
     return config
 
 

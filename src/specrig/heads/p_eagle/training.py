@@ -27,6 +27,7 @@ from specrig.heads.markov import MarkovBias, biased
 from specrig.heads.p_eagle import PEagle
 from specrig.heads.p_eagle import module as checkpoint
 from specrig.heads.teacher import Teacher, autocast, moved, rows_at_once
+from specrig.heads.text_vocabulary import TextVocabulary
 from specrig.heads.trained_layer import TrainedLayer
 
 
@@ -40,7 +41,10 @@ class PEagleLearner(AuxStatesLearner):
     ) -> None:
         super().__init__(settings, model, teacher, vocabulary, seed)
         drafted = None if vocabulary is None else len(vocabulary)
-        self.config = checkpoint.head_config(model.config, drafted, settings.layers, settings.markov_rank)
+        self.extended = settings.context_vocabulary and vocabulary is not None
+        self.config = checkpoint.head_config(
+            model.config, drafted, settings.layers, settings.markov_rank, context_vocabulary=self.extended
+        )
         self.markov = MarkovBias.untrained(model.vocabulary, len(self.lm_head), settings.markov_rank, seed + 2)
         generator = torch.Generator().manual_seed(seed + 1)
         self.mask_hidden = nn.Parameter(torch.randn(3 * model.hidden, generator=generator))
@@ -80,16 +84,23 @@ class PEagleLearner(AuxStatesLearner):
         kept = kept_anchors(trained_entries(batch), settings.k, self.generator)  # [K, B, T]
         masks = [packed(some) for some in kept[1:]]
         depth, row, entry = kept.nonzero(as_tuple=True)  # of each token that is drafted: by depth, row and anchor
+        further = self._further_tokens(batch.tokens)
         with torch.no_grad(), autocast(model.where):
-            likely = self.output(states[row, entry + depth + 1, -model.hidden :])
+            behind = states[row, entry + depth + 1, -model.hidden :]
+            likely = self.output(behind)
+            if further is not None:
+                likely = torch.cat((likely, further.logits(behind, row, entry + 1)), -1)
         with autocast(model.where):
             first, *deeper = self.predicted(batch.tokens[:, 1:], states[:, :-1], [anchors for anchors, _ in masks])
             found = [first[kept[0]], *(each[real] for each, (_, real) in zip(deeper, masks, strict=True))]
-            logits = self.logits(torch.cat(found))
+            predicted = torch.cat(found)
+            logits = self.logits(predicted)
             if self.markov is not None:  # a mask's logits follow those of the true entries
                 known, masked = logits.split([len(found[0]), len(logits) - len(found[0])])
                 before = batch.tokens[row, entry + depth + 1][len(known) :]
                 logits = torch.cat((known, biased(masked, self.markov, before)))
+            if further is not None:
+                logits = torch.cat((logits, further.logits(self.normed(predicted), row, entry + 1)), -1)
         # A depth that is learnt from fewer anchors weighs as if it were learnt from all.
         share = torch.tensor([kept_share(depth) for depth in range(settings.k)], device=model.where)
         if settings.position_weights == "decay":
@@ -112,14 +123,25 @@ class PEagleLearner(AuxStatesLearner):
             every = torch.arange(T, device=self.model.where).expand(len(rows), T)
             with autocast(self.model.where):
                 found = self.predicted(rows[:, 1:], states[numbers][:, :-1], [every] * (acceptance.DEPTH - 1))
+                further = self._further_tokens(rows)
                 for depth, each in enumerate(found):
-                    logits = self.logits(each[:, : T - 1 - depth])
-                    bias = self.markov if depth else None
-                    good = self.named(biased(logits, bias, rows[:, 1 + depth : T])) == rows[:, 2 + depth :]
-                    right[depth].append(F.pad(good, (0, depth)).cpu())
+                    each = each[:, : T - 1 - depth]
+                    logits = biased(self.logits(each), self.markov if depth else None, rows[:, 1 + depth : T])
+                    drafted = self.named(logits)
+                    if further is not None:
+                        row, entry = torch.ones_like(drafted).nonzero(as_tuple=True)
+                        others = further.logits(self.normed(each).flatten(0, 1), row, entry + 1)
+                        drafted = further.chosen(logits.flatten(0, 1), others, row, drafted.flatten()).view_as(drafted)
+                    right[depth].append(F.pad(drafted == rows[:, 2 + depth :], (0, depth)).cpu())
         written = heldout.written
         evaluated = [ahead(written[:, 2:], depth) & written[:, 1:-1] for depth in range(acceptance.DEPTH)]
         return torch.stack([torch.cat(parts) for parts in right]), torch.stack(evaluated)
+
+    def _further_tokens(self, tokens: Tensor) -> TextVocabulary | None:
+        """What texts `[B, T + 1]` offer besides the vocabulary; None: nothing."""
+        if not self.extended or self.vocabulary is None:
+            return None
+        return TextVocabulary(tokens, self.vocabulary, self.model.output)
 
     def tensors(self) -> dict[str, Tensor]:
         """See `Learner`."""
