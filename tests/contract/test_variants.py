@@ -18,7 +18,9 @@ from specrig.decoding.drafters.eagle2 import Eagle2
 from specrig.decoding.loop import generate
 from specrig.decoding.static_tree import Layout
 from specrig.decoding.types import Context, Draft, Drafter
+from specrig.heads.markov import MarkovBias
 from specrig.heads.medusa.module import MedusaHeads
+from specrig.runtime import compiled
 
 PROMPT, LENGTH, ROWS, BATCHES, K = [3, 5, 3, 5], 3, 1000, 6, 3
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
@@ -188,6 +190,42 @@ def test_tokens_of_the_context_keep_the_output(reading: Lab, method: str, option
     assert others, "it drafts some of them"
     test = outcome_test(reading, drafter)
     assert test.p_value > 1e-4, test
+
+
+@pytest.mark.skipif(not compiled.supports(torch.device("cpu"), torch.float32), reason="no compiled code here")
+@pytest.mark.parametrize("options", [{}, {"nodes": 6, "top_k": 3}, {"nodes": "auto", "top_k": 3}])
+def test_compiled_code_drafts_tokens_of_the_context_too(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As torch does it, for contexts that need one block of such tokens and for one that needs three."""
+    lab = Lab(vocab_size=320, noise=0.5)
+    lab.read_context(list(range(0, 288, 3)), rank=16)
+    for prompts in ([[1, 5, 9], [7, 300]], [list(range(150, 319)), [1, 2]], [[0, 3]], [list(range(140, 310))]):
+        if options.get("nodes") == "auto":
+            prompts = prompts[:1]  # in torch all rows keep equally many nodes
+        found = []
+        for by_torch in (False, True):
+            drafter: Any = lab.drafter("p_eagle", **options)
+            with monkeypatch.context() as patch:
+                if by_torch:
+                    patch.setattr(MarkovBias, "compiled_for", lambda *_: None)
+                    patch.setattr(MarkovBias, "greedy", lambda *_: None)
+                found.append(generate(lab.target, drafter, prompts, k=K, max_new_tokens=24, temperature=0))
+            assert drafter.head.markov.blocks is not None
+        assert [(row.tokens, row.rounds) for row in found[0]] == [(row.tokens, row.rounds) for row in found[1]]
+
+
+def test_a_drafter_forgets_the_contexts_of_the_batch_before(reading: Lab) -> None:
+    for options in ({}, {"nodes": "auto", "top_k": 3}):
+        drafter, prompts = reading.drafter("p_eagle", **options), [[[0, 2, 4], [5, 7]], [[6, 1]], [[1, 3], [4], [0, 0]]]
+        again = [
+            generate(reading.target, drafter, batch, k=K, max_new_tokens=20, temperature=0) for batch in prompts * 2
+        ]
+        rounds = [[row.rounds for row in batch] for batch in again]
+        assert rounds[:3] == rounds[3:] or options, "nodes: auto learns across batches"
+        assert [[row.tokens for row in batch] for batch in again[:3]] == [
+            [row.tokens for row in batch] for batch in again[3:]
+        ]
 
 
 def test_tokens_of_the_context_at_the_wrong_places_are_caught(reading: Lab) -> None:

@@ -19,7 +19,7 @@ from specrig.heads.losses import ALPHA, d_pace
 from specrig.heads.p_eagle import PEagle
 from specrig.heads.p_eagle.module import head_config, load, random_tensors, save
 from specrig.heads.p_eagle.training import PEagleLearner
-from specrig.heads.teacher import Teacher
+from specrig.heads.teacher import LMHead, Teacher
 from specrig.heads.text_vocabulary import TextVocabulary
 from specrig.runtime.transformers_model import cached_model
 from specrig.runtime.types import DecodingError
@@ -100,7 +100,7 @@ def test_a_head_goes_on_with_parts_that_it_lacks_and_that_add_nothing_yet(folder
     losses = [each.loss(texts, states, states[..., -D:]) for each in (without, learner)]
     torch.testing.assert_close(losses[1], losses[0])
     losses[1].backward()
-    for part in (learner.markov, *learner.further):
+    for part in (learner.markov, *learner.further_layers):
         gradients = [] if part is None else [each.grad for each in part.parameters() if each.grad is not None]
         assert part is None or sum(float(gradient.abs().sum()) for gradient in gradients) > 0, (
             "it learns from the start"
@@ -153,6 +153,46 @@ def test_tokens_of_the_context_are_drafted_as_they_were_learnt(folder: Path) -> 
             assert drafted == pytest.approx(expected, abs=1e-4)
         assert head.markov.lm_head[len(EVERY) :].abs().sum() == 0, "what has no bias"
         assert logits.shape[-1] == len(head.vocabulary) == len(head.markov.lm_head)
+
+
+def test_the_loss_offers_a_text_what_it_has_shown(folder: Path) -> None:
+    """By hand, at depth 1: own tokens and those up to the entry's; the target's distribution over the same."""
+    teacher = Teacher(LlamaForCausalLM.from_pretrained(folder), (0,), torch.device("cpu"))
+    every, tokens = torch.tensor(EVERY), torch.randint(V, (3, 9), generator=torch.Generator().manual_seed(2))
+    written = torch.ones_like(tokens, dtype=torch.bool)
+    written[0, :4] = False
+    texts = Texts(tokens, written)
+    learner = PEagleLearner(PEagle(k=1, context_vocabulary=True), teacher, teacher, every, 3)
+    states = teacher.states(tokens, learner.aux_layers)
+    predicted = learner.predicted(tokens[:, 1:], states[:, :-1], [])[0]
+    lost, right = [], torch.zeros(3, 8, dtype=torch.bool)
+    for row, entry in itertools.product(range(3), range(7)):
+        known = sorted({*EVERY, *tokens[row, : entry + 2].tolist()})
+        own = dict(zip(EVERY, learner.logits(predicted[row, entry]).tolist(), strict=True))
+        whole = learner.normed(predicted[row, entry]).float() @ teacher.output.weight.float().T
+        logits = torch.tensor([own.get(token, whole[token].item()) for token in known])
+        goal = teacher.logits(states[row, entry + 1, -D:]).float()[known].softmax(-1)
+        right[row, entry] = known[int(logits.argmax())] == tokens[row, entry + 2]
+        if written[row, entry + 2]:
+            lost.append((goal * (goal.log() - logits.log_softmax(-1))).sum())
+    loss = learner.loss(texts, states, states[..., -D:])
+    torch.testing.assert_close(loss, torch.stack(lost).mean(), atol=2e-3, rtol=2e-2)
+
+    class Kept:
+        def __getitem__(self, rows: torch.Tensor) -> torch.Tensor:
+            return states[rows]
+
+    found, evaluated = learner.measured(texts, Kept())
+    assert torch.equal(found[0][evaluated[0]], right[:, : found.shape[2]][evaluated[0]])
+
+
+def test_a_place_is_a_tokens_own_or_that_of_the_context() -> None:
+    tokens = torch.tensor([[5, 4, 7, 5, 9, 7], [9, 9, 3, 1, 1, 5]])
+    further = TextVocabulary(tokens, torch.tensor([3, 4, 11]), LMHead(torch.zeros(12, 4)))
+    asked, row = torch.tensor([7, 7, 4, 9, 1, 5]), torch.tensor([0, 0, 0, 1, 1, 0])
+    known, own = torch.tensor([1, 2, 0, 0, 2, 3]), torch.tensor([-1, -1, 1, -1, -1, -1])
+    places = further.places(asked, row, known, own)
+    assert places.tolist() == [-1, 4, 1, 3, -1, 3], "5, 7, 9 are the first text's, 9, 1, 5 the second's"
 
 
 def naive(right: list[float]) -> list[float]:

@@ -84,7 +84,7 @@ class MarkovBias(nn.Module):
 
     def compiled_for(self, logits: Tensor) -> tuple[Tensor, Tensor] | None:
         """W1 and W2 as compiled code adds them to logits `[..., Vd]`; None where it cannot."""
-        if self.blocks is None or logits.shape[-1] != len(self.lm_head):
+        if self.blocks is None or logits.shape[-1] != len(self.lm_head) or logits.dtype != self.lm_head.dtype:
             return None
         return self.embedding, self.blocks
 

@@ -56,8 +56,9 @@ class SuffixHybrid(Suffix):
 
     def begin(self, context: Context, hidden: Tensor, aux_hidden_states: Tensor | None = None) -> None:
         """Index the prompts, and prefill the drafter with them."""
-        super().begin(context, hidden, aux_hidden_states)
+        # The drafter first: passes that are timed for `length: auto` may overwrite the prompts' states on a GPU.
         self.draft.begin(context, hidden, aux_hidden_states)
+        super().begin(context, hidden, aux_hidden_states)
         self.draft_used = False
 
     def propose(self, context: Context, k: int) -> Draft:
@@ -97,7 +98,7 @@ class SuffixHybrid(Suffix):
                 own[:, :m], torch.as_tensor(drafted.parents, device=nodes.device)[:, :m], parents[:, :m]
             )
         if drafted.probs is None:
-            return Draft(nodes, parents, lengths=lengths)
+            return Draft(nodes, parents, lengths=lengths, width=drafted.width)
         # What each token was drawn from, [B, n, V]: the drafter's q, and for the suffix tree's tokens one-hot. If the
         # drafter drafts a tree: what the children of the root and of each node were drawn from; for a chain the same.
         V, m = self.resources.target.vocab_size, min(drafted.probs.shape[1], width)
@@ -106,7 +107,7 @@ class SuffixHybrid(Suffix):
         drawn = torch.zeros_like(q[:, :m])
         drawn[..., slice(None) if drafted.vocabulary is None else drafted.vocabulary] = drafted.probs[:, :m]
         q[:, :m] = torch.where(own[:, :m].unsqueeze(-1), drawn, q[:, :m])
-        return Draft(nodes, parents, probs=q, lengths=lengths)
+        return Draft(nodes, parents, probs=q, lengths=lengths, width=drafted.width)
 
     def drafter_context(self, context: Context, depths: list[int]) -> Context:
         """What the drafter works on, `depths[b]` tokens deep in row b. Rows that the suffix tree continues are over to

@@ -24,10 +24,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 
-from specrig.heads import context_vocabulary as context
 from specrig.heads import markov
 from specrig.heads.checkpoint import Shapes, untrained
-from specrig.heads.context_vocabulary import ContextVocabulary
+from specrig.heads.context_vocabulary import ContextVocabulary, config_keys, is_extended
 from specrig.heads.eagle3 import module as eagle3
 from specrig.heads.eagle3.module import Eagle3Head
 from specrig.heads.layer import mask_token
@@ -71,42 +70,46 @@ class PEagleHead(Eagle3Head):
         super().take_weights(weights)
         self.mask_feature = self.fuse(weights["mask_hidden"])
         self.own_markov = self.markov = MarkovBias.of(weights, self.order)
-        self.further = None
-        if context.extends(self.config) and self._ids:
-            self.further = ContextVocabulary(output.dense()[: self.target.vocab_size], self._every)
+        self.context_vocabulary: ContextVocabulary | None = None
+        if is_extended(self.config) and self._ids:
+            # Where both are one matrix, the embedding is there as it is; an LM head may be in another layout.
+            tied = getattr(self.target.config, "tie_word_embeddings", False)
+            weight = self.embedding if tied else output.dense()
+            self.context_vocabulary = ContextVocabulary(weight, output.bias, self._every, self.dtype)
 
     def begin(self, rows: Sequence[Sequence[int]], features: Tensor) -> None:
         """See `DraftHead`."""
         self.markov = self.own_markov
-        if self.further is not None:
-            self.further.begin()
+        if self.context_vocabulary is not None:
+            self.context_vocabulary.begin(self.target.vocab_size)
         super().begin(rows, features)
-        self._read(rows)
+        self._extend(rows)
 
-    def _read(self, rows: Sequence[Sequence[int]]) -> None:
-        """Draft what the contexts have gained, too."""
-        if self.further is None or not self.further.read(rows):
+    def _extend(self, rows: Sequence[Sequence[int]]) -> None:
+        """Draft the tokens, too, that the contexts `rows` have gained."""
+        if self.context_vocabulary is None or not self.context_vocabulary.extend(rows):
             return
-        ids = self.further.ids
+        ids = self.context_vocabulary.ids
         self.vocabulary = torch.cat((self._every[: self.vocab_size], ids))
-        self.markov = None if self.own_markov is None else self.own_markov.widened(self.vocab_size, len(ids))
+        if self.own_markov is not None and (self.markov is None or len(self.markov.lm_head) != len(self.vocabulary)):
+            self.markov = self.own_markov.widened(self.vocab_size, len(ids))
 
     def run(self, tokens: Tensor, features: Tensor, *, last: Positions | None = None) -> tuple[Tensor, Tensor]:
-        """See `EagleHead`; the context's tokens come behind the head's own."""
+        """See `EagleHead`. The logits `[B, n, Vd + m]` have the context's tokens behind the head's own."""
         logits, hidden = super().run(tokens, features, last=last)
-        if self.further is not None and len(self.further.ids):
+        if self.context_vocabulary is not None and len(self.context_vocabulary.ids):
             read = hidden if last is None else in_each(hidden, last)
             normed = F.rms_norm(read, (self.hidden_size,), self.norm, self.eps)
-            logits = torch.cat((logits[..., : self.vocab_size], self.further.logits(normed)), -1)
+            logits = torch.cat((logits[..., : self.vocab_size], self.context_vocabulary.logits(normed)), -1)
         return logits, hidden
 
     def draft(self, rows: Sequence[Sequence[int]], done: Sequence[bool], k: int) -> Tensor:
-        """Run the entries of the tokens that were accepted and k - 1 masks; returns the logits `[B, k, Vd]` of k
-        tokens.
+        """Run the entries of the tokens that were accepted and k - 1 masks; returns the logits `[B, k, Vd + m]` of
+        k tokens, m of the context (0 without `context_vocabulary`).
 
         rows: the contexts; done: which of them are over, whose logits mean nothing.
         """
-        self._read(rows)
+        self._extend(rows)
         accepted = self._accepted(rows, done)
         counts = [len(row) for row in accepted]
         width = self._features.shape[1] + k - 1
@@ -136,7 +139,7 @@ def head_config(
     config = eagle3.head_config(target, draft_vocabulary)
     config.num_hidden_layers = layers
     config.ptd_token_id = mask_token(config)
-    config.update(markov.noted(markov_rank) | context.noted(context_vocabulary))
+    config.update(markov.noted(markov_rank) | config_keys(context_vocabulary))
     return config
 
 

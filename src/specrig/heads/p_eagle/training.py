@@ -5,6 +5,10 @@ depth d is at position a + d, sees the true entries up to a and the anchor's mas
 + 2. The bias of the token before, where there is one, is learnt from the true token a + d + 1. Deeper masks are learnt
 from fewer anchors, those of a depth among those of the depth before (conditional drop-out, `losses.kept_anchors`). So
 one pass over a text costs some three times what it has entries.
+
+With a reduced vocabulary of Vd tokens a text may offer m further ones, those that occur before the anchor's drafts
+(`heads.text_vocabulary`). Their logits stand behind the Vd.
+
 Shapes: B sequences, T entries (tokens less one), K depths, D hidden, N entries and masks.
 """
 
@@ -48,7 +52,7 @@ class PEagleLearner(AuxStatesLearner):
         self.markov = MarkovBias.untrained(model.vocabulary, len(self.lm_head), settings.markov_rank, seed + 2)
         generator = torch.Generator().manual_seed(seed + 1)
         self.mask_hidden = nn.Parameter(torch.randn(3 * model.hidden, generator=generator))
-        self.further = nn.ModuleList(
+        self.further_layers = nn.ModuleList(
             TrainedLayer(self.config, model.hidden, generator, input_norm=True) for _ in range(settings.layers - 1)
         )
 
@@ -72,7 +76,7 @@ class PEagleLearner(AuxStatesLearner):
         # seen[b, i, j]: j is a true entry up to i's anchor, or a mask of the same anchor up to i's own depth.
         own = (anchor.unsqueeze(1) == anchor.unsqueeze(2)) & (depth <= depth.unsqueeze(1))
         seen = (own | ((anchor.unsqueeze(1) <= anchor.unsqueeze(2)) & (depth == 0))).unsqueeze(1)
-        for index, layer in enumerate([self.layer, *self.further]):
+        for index, layer in enumerate([self.layer, *self.further_layers]):
             assert isinstance(layer, TrainedLayer)
             read = layer.normed(x) if index else read
             x = layer(x, layer.queries(read, cos, sin), *layer.keys_values(read, cos, sin), seen)
@@ -84,7 +88,7 @@ class PEagleLearner(AuxStatesLearner):
         kept = kept_anchors(trained_entries(batch), settings.k, self.generator)  # [K, B, T]
         masks = [packed(some) for some in kept[1:]]
         depth, row, entry = kept.nonzero(as_tuple=True)  # of each token that is drafted: by depth, row and anchor
-        further = self._further_tokens(batch.tokens)
+        further = self._text_vocabulary(batch.tokens)
         with torch.no_grad(), autocast(model.where):
             behind = states[row, entry + depth + 1, -model.hidden :]
             likely = self.output(behind)
@@ -108,7 +112,10 @@ class PEagleLearner(AuxStatesLearner):
             weights = (decay / share)[depth]
         else:
             right = torch.zeros(kept.shape, device=model.where)
-            right[kept] = probabilities(logits, draft_ids(batch.tokens[row, entry + depth + 2], self.vocabulary))
+            tokens = batch.tokens[row, entry + depth + 2]
+            labels = draft_ids(tokens, self.vocabulary)
+            labels = labels if further is None else further.places(tokens, row, entry + 1, labels)
+            right[kept] = probabilities(logits, labels)
             weights = d_pace(right, kept / share.view(-1, 1, 1))[kept]
         return distribution_loss(logits, likely, settings.loss, weights)
 
@@ -123,7 +130,7 @@ class PEagleLearner(AuxStatesLearner):
             every = torch.arange(T, device=self.model.where).expand(len(rows), T)
             with autocast(self.model.where):
                 found = self.predicted(rows[:, 1:], states[numbers][:, :-1], [every] * (acceptance.DEPTH - 1))
-                further = self._further_tokens(rows)
+                further = self._text_vocabulary(rows)
                 for depth, each in enumerate(found):
                     each = each[:, : T - 1 - depth]
                     logits = biased(self.logits(each), self.markov if depth else None, rows[:, 1 + depth : T])
@@ -137,7 +144,7 @@ class PEagleLearner(AuxStatesLearner):
         evaluated = [ahead(written[:, 2:], depth) & written[:, 1:-1] for depth in range(acceptance.DEPTH)]
         return torch.stack([torch.cat(parts) for parts in right]), torch.stack(evaluated)
 
-    def _further_tokens(self, tokens: Tensor) -> TextVocabulary | None:
+    def _text_vocabulary(self, tokens: Tensor) -> TextVocabulary | None:
         """What texts `[B, T + 1]` offer besides the vocabulary; None: nothing."""
         if not self.extended or self.vocabulary is None:
             return None
@@ -146,13 +153,13 @@ class PEagleLearner(AuxStatesLearner):
     def tensors(self) -> dict[str, Tensor]:
         """See `Learner`."""
         found = super().tensors() | {"mask_hidden": (self.mask_hidden * self.scale).unsqueeze(0)}
-        for layer in self._further():
+        for layer in self._further_tensors():
             found |= layer
         return found | ({} if self.markov is None else self.markov.tensors())
 
-    def _further(self) -> list[dict[str, Tensor]]:
+    def _further_tensors(self) -> list[dict[str, Tensor]]:
         """The tensors of each layer behind the first."""
-        layers = (layer for layer in self.further if isinstance(layer, TrainedLayer))
+        layers = (layer for layer in self.further_layers if isinstance(layer, TrainedLayer))
         return [layer.tensors(f"layers.{index}") for index, layer in enumerate(layers, 1)]
 
     @torch.no_grad()
@@ -160,7 +167,7 @@ class PEagleLearner(AuxStatesLearner):
         """See `Learner`; what stands for the target's states is divided like them. A bias and layers that the checkpoint
         lacks begin as they were made: they add nothing.
         """
-        made = [*self._further(), *([] if self.markov is None else [self.markov.tensors()])]
+        made = [*self._further_tensors(), *([] if self.markov is None else [self.markov.tensors()])]
         for part in made:
             if found.keys().isdisjoint(part):
                 found = found | part
