@@ -132,7 +132,8 @@ class Remeasure(Settings):
     """How often disturbed cells are measured again at the end of a job; the least disturbed attempt counts. 0: never."""
     share: Annotated[float, Field(ge=0)] = 0.5
     """How much longer a job may take by this, as a share of its time; 0.5: at most half as much time again. It may wait
-    as long besides until other processes leave the machine alone.
+    as long besides until other processes leave the machine alone. A job that was interrupted does not do it for the
+    cells that it had finished; `specrig remeasure` does.
     """
 
 
