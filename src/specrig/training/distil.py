@@ -131,7 +131,5 @@ def _mixed(
             tokens = next(packed)
             yield Texts(tokens, torch.ones_like(tokens, dtype=torch.bool)), None
     hidden = StoredStates(run.folder, target, teacher, own)  # once: its sequences come up several times
-    lengths = own.lengths()
-    for rows in row_batches(lengths, together, recipe.seed + 2):
-        longest = int(lengths[rows].max())  # behind it there is nothing to learn from
-        yield Texts(own.tokens[rows, :longest], own.written[rows, :longest]), hidden[rows][:, : longest - 1]
+    for rows in row_batches(len(own.tokens), together, recipe.seed + 2):
+        yield Texts(own.tokens[rows], own.written[rows]), hidden[rows][:, :-1]

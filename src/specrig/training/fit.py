@@ -153,18 +153,14 @@ def learn(
         run.curve.log(acceptance.summary(found))
 
     run.begin(parts, [learner.generator])
-    lengths, seen = texts.lengths(), 0
-    for step, rows in enumerate(islice(row_batches(lengths, settings.batch, seed + learner.order), run.curve.steps), 1):
-        longest = int(lengths[rows].max())  # behind it there is nothing to learn from
-        seen += longest * len(rows)
-        if step <= run.done:
-            continue
-        batch = Texts(*(moved(part[rows, :longest], where) for part in (texts.tokens, texts.written)))
-        inputs = states[rows][:, :longest]
-        loss = learner.loss(batch, inputs, inputs[..., -D:] if same_model else teacher_states[rows][:, :longest])
+    batches = row_batches(len(texts.tokens), settings.batch, seed + learner.order)
+    for step, rows in islice(enumerate(batches, 1), run.done, run.curve.steps):
+        batch = Texts(moved(texts.tokens[rows], where), moved(texts.written[rows], where))
+        inputs = states[rows]
+        loss = learner.loss(batch, inputs, inputs[..., -D:] if same_model else teacher_states[rows])
         if each_step:
-            each_step(step, seen)
-        run.take_step(step, [loss], tokens=seen, lr=settings.lr)
+            each_step(step, step * batch.tokens.numel())
+        run.take_step(step, [loss], tokens=step * batch.tokens.numel(), lr=settings.lr)
         if frozen and step in settings.evaluated() and step < settings.steps:
             evaluate(step)
     evaluate(run.curve.steps)

@@ -31,8 +31,6 @@ from specrig.training.trainer import PackedText, tokenize
 SHARDS = "text"
 """In a pair's folder: what its target wrote, in shards."""
 _REQUESTS = "train.requests"
-GROUP = 16
-"""Batches among which rows are put together by their length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,17 +136,12 @@ def frequent(texts: Texts, count: int | None, vocabulary: int) -> Tensor | None:
     return found[:count].sort().values
 
 
-def row_batches(lengths: Tensor, batch: int, seed: int) -> Iterator[Tensor]:
-    """Yield the indices of `batch` rows at a time for ever; each epoch goes through all N rows in a new order.
-
-    lengths: `[N]`, tokens of each row. Rows of a batch are of similar length: a random order is sorted by length within
-    groups of `GROUP` batches, whose batches are then shuffled (as transformers' `group_by_length` does).
-    """
+def row_batches(count: int, batch: int, seed: int) -> Iterator[Tensor]:
+    """Yield the indices of `batch` rows at a time for ever; each epoch goes through all `count` rows in a new order."""
     generator = torch.Generator().manual_seed(seed)
     order = torch.empty(0, dtype=torch.int64)
     while True:
-        while len(order) < GROUP * batch:
-            order = torch.cat((order, torch.randperm(len(lengths), generator=generator)))
-        group, order = order[: GROUP * batch], order[GROUP * batch :]
-        batches = group[lengths[group].argsort(stable=True)].view(GROUP, batch)
-        yield from batches[torch.randperm(GROUP, generator=generator)]
+        while len(order) < batch:
+            order = torch.cat((order, torch.randperm(count, generator=generator)))
+        yield order[:batch]
+        order = order[batch:]
