@@ -155,14 +155,6 @@ class Lab:
             config = module.head_config(self.target.config, len(tokens))
             module.save(self.head(name), config, module.random_tensors(config, 5, 0.15) | {"d2t": offsets})
 
-    def read_context(self, tokens: list[int], rank: int = 3) -> None:
-        """Replace the P-EAGLE head by one that knows these tokens and the context's, with a bias of the token before."""
-        module = part("p_eagle", "module")
-        config = module.head_config(self.target.config, len(tokens), markov_rank=rank, context_vocabulary=True)
-        offsets = {"d2t": torch.tensor(tokens) - torch.arange(len(tokens))}
-        tensors = module.random_tensors(config, 5, 0.15) | offsets | normal(markov.shapes(config), 6, 1.0)
-        module.save(self.head("p_eagle"), config, tensors)
-
     def add_bias(self, name: str) -> None:
         """Replace a head that drafts all depths at once by one with a bias of the token before."""
         module, config = part(name, "module"), (self._draft if name.startswith("draft_") else self.target).config

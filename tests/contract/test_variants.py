@@ -18,9 +18,7 @@ from specrig.decoding.drafters.eagle2 import Eagle2
 from specrig.decoding.loop import generate
 from specrig.decoding.static_tree import Layout
 from specrig.decoding.types import Context, Draft, Drafter
-from specrig.heads.markov import MarkovBias
 from specrig.heads.medusa.module import MedusaHeads
-from specrig.runtime import compiled
 
 PROMPT, LENGTH, ROWS, BATCHES, K = [3, 5, 3, 5], 3, 1000, 6, 3
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
@@ -154,92 +152,6 @@ def test_a_q_that_does_not_know_the_token_before_is_caught(biased: Lab, method: 
 
     drafter.propose = without
     assert outcome_test(biased, drafter).p_value < 1e-9
-
-
-@pytest.fixture(scope="module")
-def reading() -> Lab:
-    """A head that knows three of the eight tokens, and the context's."""
-    lab = Lab(vocab_size=8, noise=0.5)
-    lab.read_context([6, 1, 3])
-    return lab
-
-
-READING = [each for each in BIASED if "p_eagle" in each[0]]
-
-
-@pytest.mark.parametrize(("method", "options"), READING)
-def test_tokens_of_the_context_keep_the_output(reading: Lab, method: str, options: dict[str, Any]) -> None:
-    drafter: Any = reading.drafter(method, **options)
-    head = getattr(drafter, "draft", drafter)  # of a hybrid, the drafter that has it
-    propose, others = head.propose, set[int]()
-
-    def checked(context: Context, k: int) -> Draft:
-        draft = propose(context, k)
-        for row, (tokens, seen) in enumerate(zip(draft.tokens.tolist(), context.tokens, strict=True)):
-            if not context.done[row] and context.sampler.greedy:
-                tokens = tokens[: draft.lengths[row]] if draft.lengths is not None else tokens
-                assert set(tokens) <= {6, 1, 3, *seen}, "a row drafts what its own context holds"
-                others.update(set(tokens) - {6, 1, 3})
-        return draft
-
-    head.propose = checked
-    prompts = [PROMPT, [1, 2], [7, 7, 7], [6, 0, 4, 2, 1]]
-    plain = generate(reading.target, reading.drafter("autoregressive"), prompts, k=0, max_new_tokens=30, temperature=0)
-    found = generate(reading.target, drafter, prompts, k=K, max_new_tokens=30, temperature=0)
-    assert [row.tokens for row in found] == [row.tokens for row in plain]
-    assert others, "it drafts some of them"
-    test = outcome_test(reading, drafter)
-    assert test.p_value > 1e-4, test
-
-
-@pytest.mark.skipif(not compiled.supports(torch.device("cpu"), torch.float32), reason="no compiled code here")
-@pytest.mark.parametrize("options", [{}, {"nodes": 6, "top_k": 3}, {"nodes": "auto", "top_k": 3}])
-def test_compiled_code_drafts_tokens_of_the_context_too(
-    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As torch does it, for contexts that need one block of such tokens and for one that needs three."""
-    lab = Lab(vocab_size=320, noise=0.5)
-    lab.read_context(list(range(0, 288, 3)), rank=16)
-    for prompts in ([[1, 5, 9], [7, 300]], [list(range(150, 319)), [1, 2]], [[0, 3]], [list(range(140, 310))]):
-        if options.get("nodes") == "auto":
-            prompts = prompts[:1]  # in torch all rows keep equally many nodes
-        found = []
-        for by_torch in (False, True):
-            drafter: Any = lab.drafter("p_eagle", **options)
-            with monkeypatch.context() as patch:
-                if by_torch:
-                    patch.setattr(MarkovBias, "compiled_for", lambda *_: None)
-                    patch.setattr(MarkovBias, "greedy", lambda *_: None)
-                found.append(generate(lab.target, drafter, prompts, k=K, max_new_tokens=24, temperature=0))
-            assert drafter.head.markov.blocks is not None
-        assert [(row.tokens, row.rounds) for row in found[0]] == [(row.tokens, row.rounds) for row in found[1]]
-
-
-def test_a_drafter_forgets_the_contexts_of_the_batch_before(reading: Lab) -> None:
-    for options in ({}, {"nodes": "auto", "top_k": 3}):
-        drafter, prompts = reading.drafter("p_eagle", **options), [[[0, 2, 4], [5, 7]], [[6, 1]], [[1, 3], [4], [0, 0]]]
-        again = [
-            generate(reading.target, drafter, batch, k=K, max_new_tokens=20, temperature=0) for batch in prompts * 2
-        ]
-        rounds = [[row.rounds for row in batch] for batch in again]
-        assert rounds[:3] == rounds[3:] or options, "nodes: auto learns across batches"
-        assert [[row.tokens for row in batch] for batch in again[:3]] == [
-            [row.tokens for row in batch] for batch in again[3:]
-        ]
-
-
-def test_tokens_of_the_context_at_the_wrong_places_are_caught(reading: Lab) -> None:
-    drafter: Any = reading.drafter("p_eagle")
-    propose = drafter.propose
-
-    def wrong(context: Context, k: int) -> Draft:
-        draft = propose(context, k)
-        assert draft.vocabulary is not None
-        draft.vocabulary = draft.vocabulary.flip(0)
-        return draft
-
-    drafter.propose = wrong
-    assert outcome_test(reading, drafter).p_value < 1e-9
 
 
 CUT: list[tuple[str, dict[str, Any]]] = [

@@ -12,15 +12,13 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 
 from specrig.heads.base import TrainingError
-from specrig.heads.context_vocabulary import NEVER
 from specrig.heads.eagle3 import module as eagle3
 from specrig.heads.learner import Texts
 from specrig.heads.losses import ALPHA, d_pace
 from specrig.heads.p_eagle import PEagle
 from specrig.heads.p_eagle.module import head_config, load, random_tensors, save
 from specrig.heads.p_eagle.training import PEagleLearner
-from specrig.heads.teacher import LMHead, Teacher
-from specrig.heads.text_vocabulary import TextVocabulary
+from specrig.heads.teacher import Teacher
 from specrig.runtime.transformers_model import cached_model
 from specrig.runtime.types import DecodingError
 from specrig.training import llama
@@ -114,85 +112,6 @@ def test_a_checkpoint_with_a_part_of_a_layer_is_refused(folder: Path) -> None:
     del tensors["layers.1.mlp.down_proj.weight"]
     with pytest.raises(TrainingError, match=r"layers.1.mlp.down_proj.weight is missing"):
         learner.restore(tensors)
-
-
-def test_tokens_of_the_context_are_drafted_as_they_were_learnt(folder: Path) -> None:
-    """By the target's own rows, each context its own, and those that come up later too."""
-    model = LlamaForCausalLM.from_pretrained(folder)
-    teacher, target = Teacher(model, (0,), torch.device("cpu")), cached_model(model)
-    every, tokens = torch.tensor(EVERY), torch.randint(V, (2, 9), generator=torch.Generator().manual_seed(2))
-    learner = PEagleLearner(PEagle(k=2, context_vocabulary=True, markov_rank=4), teacher, teacher, every, 3)
-    with torch.no_grad():
-        learner.lm_head.normal_(generator=torch.Generator().manual_seed(4))
-    learner.save(folder / "head")
-    states = teacher.states(tokens, learner.aux_layers)
-    further = TextVocabulary(tokens, every, teacher.output)
-    head = load(folder / "head", target)
-    for length in (5, 8):
-        rows = [row[:length].tolist() for row in tokens]
-        if length == 5:
-            target.start(2, 64)
-            head.begin(rows, head.fuse(states[:, :4, : 3 * D]))
-        else:  # three tokens were accepted
-            head.accept(head.fuse(states[:, 4:7, : 3 * D]), [[0, 1], [0, 1]])
-        logits = head.draft(rows, [False, False], 2)
-        assert head.vocabulary is not None and head.markov is not None
-        predicted = learner.predicted(tokens[:, 1:], states[:, :-1], [])[0][:, length - 2]
-        own, numbers = learner.logits(predicted), torch.arange(2)
-        others = further.logits(learner.normed(predicted), numbers, torch.full((2,), length - 1))
-        for row in range(2):
-            expected = dict(zip(EVERY, own[row].tolist(), strict=True))
-            expected |= {
-                token: logit
-                for token, logit in zip(further.ids[row].tolist(), others[row].tolist(), strict=True)
-                if logit > NEVER
-            }
-            found = dict(zip(head.vocabulary.tolist(), logits[row, 0].tolist(), strict=True))
-            assert expected.keys() == set(EVERY) | set(rows[row])
-            drafted = {token: logit for token, logit in found.items() if logit > NEVER / 2}
-            assert drafted == pytest.approx(expected, abs=1e-4)
-        assert head.markov.lm_head[len(EVERY) :].abs().sum() == 0, "what has no bias"
-        assert logits.shape[-1] == len(head.vocabulary) == len(head.markov.lm_head)
-
-
-def test_the_loss_offers_a_text_what_it_has_shown(folder: Path) -> None:
-    """By hand, at depth 1: own tokens and those up to the entry's; the target's distribution over the same."""
-    teacher = Teacher(LlamaForCausalLM.from_pretrained(folder), (0,), torch.device("cpu"))
-    every, tokens = torch.tensor(EVERY), torch.randint(V, (3, 9), generator=torch.Generator().manual_seed(2))
-    written = torch.ones_like(tokens, dtype=torch.bool)
-    written[0, :4] = False
-    texts = Texts(tokens, written)
-    learner = PEagleLearner(PEagle(k=1, context_vocabulary=True), teacher, teacher, every, 3)
-    states = teacher.states(tokens, learner.aux_layers)
-    predicted = learner.predicted(tokens[:, 1:], states[:, :-1], [])[0]
-    lost, right = [], torch.zeros(3, 8, dtype=torch.bool)
-    for row, entry in itertools.product(range(3), range(7)):
-        known = sorted({*EVERY, *tokens[row, : entry + 2].tolist()})
-        own = dict(zip(EVERY, learner.logits(predicted[row, entry]).tolist(), strict=True))
-        whole = learner.normed(predicted[row, entry]).float() @ teacher.output.weight.float().T
-        logits = torch.tensor([own.get(token, whole[token].item()) for token in known])
-        goal = teacher.logits(states[row, entry + 1, -D:]).float()[known].softmax(-1)
-        right[row, entry] = known[int(logits.argmax())] == tokens[row, entry + 2]
-        if written[row, entry + 2]:
-            lost.append((goal * (goal.log() - logits.log_softmax(-1))).sum())
-    loss = learner.loss(texts, states, states[..., -D:])
-    torch.testing.assert_close(loss, torch.stack(lost).mean(), atol=2e-3, rtol=2e-2)
-
-    class Kept:
-        def __getitem__(self, rows: torch.Tensor) -> torch.Tensor:
-            return states[rows]
-
-    found, evaluated = learner.measured(texts, Kept())
-    assert torch.equal(found[0][evaluated[0]], right[:, : found.shape[2]][evaluated[0]])
-
-
-def test_a_place_is_a_tokens_own_or_that_of_the_context() -> None:
-    tokens = torch.tensor([[5, 4, 7, 5, 9, 7], [9, 9, 3, 1, 1, 5]])
-    further = TextVocabulary(tokens, torch.tensor([3, 4, 11]), LMHead(torch.zeros(12, 4)))
-    asked, row = torch.tensor([7, 7, 4, 9, 1, 5]), torch.tensor([0, 0, 0, 1, 1, 0])
-    known, own = torch.tensor([1, 2, 0, 0, 2, 3]), torch.tensor([-1, -1, 1, -1, -1, -1])
-    places = further.places(asked, row, known, own)
-    assert places.tolist() == [-1, 4, 1, 3, -1, 3], "5, 7, 9 are the first text's, 9, 1, 5 the second's"
 
 
 def naive(right: list[float]) -> list[float]:

@@ -45,7 +45,7 @@ class DraftHead(Checkpoint, LlamaModel):
     markov: MarkovBias | None = None
     """Of the token before, for a head that drafts in one pass; None: there is none."""
     vocabulary: Tensor | None = None
-    """`[Vd]` ids of the target's tokens that its logits are of; None: of all V."""
+    """`[Vd]` rising ids of the target's tokens that its logits are of; None: of all V."""
 
     def __init__(self, config: Any, tensors: dict[str, Tensor], target: CachedModel) -> None:
         CachedModel.__init__(self, config, device=target.device, dtype=target.dtype)

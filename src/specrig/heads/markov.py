@@ -61,12 +61,6 @@ class MarkovBias(nn.Module):
         found.blocks = compiled.chain_blocks(found.lm_head.detach())
         return found
 
-    def widened(self, drafted: int, others: int) -> MarkovBias:
-        """The bias of the first `drafted` tokens of the heads', and none of `others` behind them."""
-        found = MarkovBias(self.embedding, F.pad(self.lm_head[:drafted], (0, 0, 0, others))).requires_grad_(False)
-        found.blocks = compiled.chain_blocks(found.lm_head.detach())
-        return found
-
     def tensors(self) -> dict[str, Tensor]:
         """Under the checkpoint's names."""
         return {_EMBEDDING: self.embedding, _LM_HEAD: self.lm_head}

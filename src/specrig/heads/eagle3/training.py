@@ -62,11 +62,7 @@ class AuxStatesLearner(LayerLearner):
 
     def logits(self, predicted: Tensor) -> Tensor:
         """Through its own norm and LM head."""
-        return F.linear(self.normed(predicted), self.lm_head)
-
-    def normed(self, predicted: Tensor) -> Tensor:
-        """What the LM head reads."""
-        return F.rms_norm(predicted, predicted.shape[-1:], self.norm, self.eps)
+        return F.linear(F.rms_norm(predicted, predicted.shape[-1:], self.norm, self.eps), self.lm_head)
 
     def tensors(self) -> dict[str, Tensor]:
         """See `Learner`."""

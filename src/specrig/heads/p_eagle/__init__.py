@@ -51,11 +51,6 @@ class PEagle(LayerHead):
     is none. A head that goes on from an `initial_checkpoint` without a bias gets one.
     """
 
-    context_vocabulary: bool = False
-    """With a `draft_vocabulary`: also draft tokens of the text so far that it lacks, by the target's LM head
-    (`heads.context_vocabulary`). So names and words of other languages can be copied from a prompt.
-    """
-
     def aux_layers(self, layers: int) -> tuple[int, ...]:
         """See `choose_aux_layers`."""
         return choose_aux_layers(layers)

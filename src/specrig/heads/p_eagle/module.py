@@ -7,12 +7,10 @@ Behind the entries that are known come k - 1 masks. A mask has the embedding of 
 fc(mask_hidden), one learnt state in place of the target's three. Attention is causal. The masks leave the cache after
 the pass; entries and rounds are EAGLE-3's (`heads.eagle3`).
 
-With a bias of the token before (`heads.markov`) a mask also knows the token that is drafted before its own. A head of
-a reduced vocabulary may draft the context's other tokens too (`heads.context_vocabulary`).
+With a bias of the token before (`heads.markov`) a mask also knows the token that is drafted before its own.
 
 Checkpoint (what vLLM loads as `eagle3` with `parallel_drafting`): EAGLE-3's, with `ptd_token_id`, the mask token, in
-config.json, and `mask_hidden` `[1, 3D]`; the bias, where there is one, and `context_vocabulary`, which vLLM does not
-know.
+config.json, and `mask_hidden` `[1, 3D]`; the bias, where there is one, which vLLM does not know.
 """
 
 from __future__ import annotations
@@ -26,12 +24,11 @@ from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 
 from specrig.heads import markov
 from specrig.heads.checkpoint import Shapes, untrained
-from specrig.heads.context_vocabulary import ContextVocabulary, config_keys, is_extended
 from specrig.heads.eagle3 import module as eagle3
 from specrig.heads.eagle3.module import Eagle3Head
 from specrig.heads.layer import mask_token
 from specrig.heads.markov import MarkovBias
-from specrig.runtime.device import Positions, in_each, on_device, padded
+from specrig.runtime.device import on_device, padded
 from specrig.runtime.model import CachedModel
 from specrig.runtime.types import DecodingError
 
@@ -66,50 +63,16 @@ class PEagleHead(Eagle3Head):
 
     def take_weights(self, weights: dict[str, Tensor]) -> None:
         """Build the layers and m from the checkpoint's tensors."""
-        output = self.head  # the target's
         super().take_weights(weights)
         self.mask_feature = self.fuse(weights["mask_hidden"])
-        self.own_markov = self.markov = MarkovBias.of(weights, self.order)
-        self.context_vocabulary: ContextVocabulary | None = None
-        if is_extended(self.config) and self._ids:
-            # Where both are one matrix, the embedding is there as it is; an LM head may be in another layout.
-            tied = getattr(self.target.config, "tie_word_embeddings", False)
-            weight = self.embedding if tied else output.dense()
-            self.context_vocabulary = ContextVocabulary(weight, output.bias, self._every, self.dtype)
-
-    def begin(self, rows: Sequence[Sequence[int]], features: Tensor) -> None:
-        """See `DraftHead`."""
-        self.markov = self.own_markov
-        if self.context_vocabulary is not None:
-            self.context_vocabulary.begin(self.target.vocab_size)
-        super().begin(rows, features)
-        self._extend(rows)
-
-    def _extend(self, rows: Sequence[Sequence[int]]) -> None:
-        """Draft the tokens, too, that the contexts `rows` have gained."""
-        if self.context_vocabulary is None or not self.context_vocabulary.extend(rows):
-            return
-        ids = self.context_vocabulary.ids
-        self.vocabulary = torch.cat((self._every[: self.vocab_size], ids))
-        if self.own_markov is not None and (self.markov is None or len(self.markov.lm_head) != len(self.vocabulary)):
-            self.markov = self.own_markov.widened(self.vocab_size, len(ids))
-
-    def run(self, tokens: Tensor, features: Tensor, *, last: Positions | None = None) -> tuple[Tensor, Tensor]:
-        """See `EagleHead`. The logits `[B, n, Vd + m]` have the context's tokens behind the head's own."""
-        logits, hidden = super().run(tokens, features, last=last)
-        if self.context_vocabulary is not None and len(self.context_vocabulary.ids):
-            read = hidden if last is None else in_each(hidden, last)
-            normed = F.rms_norm(read, (self.hidden_size,), self.norm, self.eps)
-            logits = torch.cat((logits[..., : self.vocab_size], self.context_vocabulary.logits(normed)), -1)
-        return logits, hidden
+        self.markov = MarkovBias.of(weights, self.order)
 
     def draft(self, rows: Sequence[Sequence[int]], done: Sequence[bool], k: int) -> Tensor:
-        """Run the entries of the tokens that were accepted and k - 1 masks; returns the logits `[B, k, Vd + m]` of
-        k tokens, m of the context (0 without `context_vocabulary`).
+        """Run the entries of the tokens that were accepted and k - 1 masks; returns the logits `[B, k, Vd]` of k
+        tokens.
 
         rows: the contexts; done: which of them are over, whose logits mean nothing.
         """
-        self._extend(rows)
         accepted = self._accepted(rows, done)
         counts = [len(row) for row in accepted]
         width = self._features.shape[1] + k - 1
@@ -123,23 +86,14 @@ class PEagleHead(Eagle3Head):
         return logits
 
 
-def head_config(
-    target: Any,
-    draft_vocabulary: int | None = None,
-    layers: int = 1,
-    markov_rank: int = 0,
-    *,
-    context_vocabulary: bool = False,
-) -> Any:
+def head_config(target: Any, draft_vocabulary: int | None = None, layers: int = 1, markov_rank: int = 0) -> Any:
     """The configuration of a head of so many layers for a target with this configuration, of so many of its tokens
-    (None: of all), with a bias of this rank (0: without). context_vocabulary: it drafts the context's other tokens too.
-
-    Raises DecodingError for a target of fewer than three layers.
+    (None: of all), with a bias of this rank (0: without). Raises DecodingError for a target of fewer than three layers.
     """
     config = eagle3.head_config(target, draft_vocabulary)
     config.num_hidden_layers = layers
     config.ptd_token_id = mask_token(config)
-    config.update(markov.noted(markov_rank) | config_keys(context_vocabulary))
+    config.update(markov.noted(markov_rank))
     return config
 
 

@@ -5,10 +5,6 @@ depth d is at position a + d, sees the true entries up to a and the anchor's mas
 + 2. The bias of the token before, where there is one, is learnt from the true token a + d + 1. Deeper masks are learnt
 from fewer anchors, those of a depth among those of the depth before (conditional drop-out, `losses.kept_anchors`). So
 one pass over a text costs some three times what it has entries.
-
-With a reduced vocabulary of Vd tokens a text may offer m further ones, those that occur before the anchor's drafts
-(`heads.text_vocabulary`). Their logits stand behind the Vd.
-
 Shapes: B sequences, T entries (tokens less one), K depths, D hidden, N entries and masks.
 """
 
@@ -31,7 +27,6 @@ from specrig.heads.markov import MarkovBias, biased
 from specrig.heads.p_eagle import PEagle
 from specrig.heads.p_eagle import module as checkpoint
 from specrig.heads.teacher import Teacher, autocast, moved, rows_at_once
-from specrig.heads.text_vocabulary import TextVocabulary
 from specrig.heads.trained_layer import TrainedLayer
 
 
@@ -45,10 +40,7 @@ class PEagleLearner(AuxStatesLearner):
     ) -> None:
         super().__init__(settings, model, teacher, vocabulary, seed)
         drafted = None if vocabulary is None else len(vocabulary)
-        self.extended = settings.context_vocabulary and vocabulary is not None
-        self.config = checkpoint.head_config(
-            model.config, drafted, settings.layers, settings.markov_rank, context_vocabulary=self.extended
-        )
+        self.config = checkpoint.head_config(model.config, drafted, settings.layers, settings.markov_rank)
         self.markov = MarkovBias.untrained(model.vocabulary, len(self.lm_head), settings.markov_rank, seed + 2)
         generator = torch.Generator().manual_seed(seed + 1)
         self.mask_hidden = nn.Parameter(torch.randn(3 * model.hidden, generator=generator))
@@ -88,23 +80,16 @@ class PEagleLearner(AuxStatesLearner):
         kept = kept_anchors(trained_entries(batch), settings.k, self.generator)  # [K, B, T]
         masks = [packed(some) for some in kept[1:]]
         depth, row, entry = kept.nonzero(as_tuple=True)  # of each token that is drafted: by depth, row and anchor
-        further = self._text_vocabulary(batch.tokens)
         with torch.no_grad(), autocast(model.where):
-            behind = states[row, entry + depth + 1, -model.hidden :]
-            likely = self.output(behind)
-            if further is not None:
-                likely = torch.cat((likely, further.logits(behind, row, entry + 1)), -1)
+            likely = self.output(states[row, entry + depth + 1, -model.hidden :])
         with autocast(model.where):
             first, *deeper = self.predicted(batch.tokens[:, 1:], states[:, :-1], [anchors for anchors, _ in masks])
             found = [first[kept[0]], *(each[real] for each, (_, real) in zip(deeper, masks, strict=True))]
-            predicted = torch.cat(found)
-            logits = self.logits(predicted)
+            logits = self.logits(torch.cat(found))
             if self.markov is not None:  # a mask's logits follow those of the true entries
                 known, masked = logits.split([len(found[0]), len(logits) - len(found[0])])
                 before = batch.tokens[row, entry + depth + 1][len(known) :]
                 logits = torch.cat((known, biased(masked, self.markov, before)))
-            if further is not None:
-                logits = torch.cat((logits, further.logits(self.normed(predicted), row, entry + 1)), -1)
         # A depth that is learnt from fewer anchors weighs as if it were learnt from all.
         share = torch.tensor([kept_share(depth) for depth in range(settings.k)], device=model.where)
         if settings.position_weights == "decay":
@@ -112,10 +97,7 @@ class PEagleLearner(AuxStatesLearner):
             weights = (decay / share)[depth]
         else:
             right = torch.zeros(kept.shape, device=model.where)
-            tokens = batch.tokens[row, entry + depth + 2]
-            labels = draft_ids(tokens, self.vocabulary)
-            labels = labels if further is None else further.places(tokens, row, entry + 1, labels)
-            right[kept] = probabilities(logits, labels)
+            right[kept] = probabilities(logits, draft_ids(batch.tokens[row, entry + depth + 2], self.vocabulary))
             weights = d_pace(right, kept / share.view(-1, 1, 1))[kept]
         return distribution_loss(logits, likely, settings.loss, weights)
 
@@ -130,25 +112,14 @@ class PEagleLearner(AuxStatesLearner):
             every = torch.arange(T, device=self.model.where).expand(len(rows), T)
             with autocast(self.model.where):
                 found = self.predicted(rows[:, 1:], states[numbers][:, :-1], [every] * (acceptance.DEPTH - 1))
-                further = self._text_vocabulary(rows)
                 for depth, each in enumerate(found):
-                    each = each[:, : T - 1 - depth]
-                    logits = biased(self.logits(each), self.markov if depth else None, rows[:, 1 + depth : T])
-                    drafted = self.named(logits)
-                    if further is not None:
-                        row, entry = torch.ones_like(drafted).nonzero(as_tuple=True)
-                        others = further.logits(self.normed(each).flatten(0, 1), row, entry + 1)
-                        drafted = further.chosen(logits.flatten(0, 1), others, row, drafted.flatten()).view_as(drafted)
-                    right[depth].append(F.pad(drafted == rows[:, 2 + depth :], (0, depth)).cpu())
+                    logits = self.logits(each[:, : T - 1 - depth])
+                    bias = self.markov if depth else None
+                    good = self.named(biased(logits, bias, rows[:, 1 + depth : T])) == rows[:, 2 + depth :]
+                    right[depth].append(F.pad(good, (0, depth)).cpu())
         written = heldout.written
         evaluated = [ahead(written[:, 2:], depth) & written[:, 1:-1] for depth in range(acceptance.DEPTH)]
         return torch.stack([torch.cat(parts) for parts in right]), torch.stack(evaluated)
-
-    def _text_vocabulary(self, tokens: Tensor) -> TextVocabulary | None:
-        """What texts `[B, T + 1]` offer besides the vocabulary; None: nothing."""
-        if not self.extended or self.vocabulary is None:
-            return None
-        return TextVocabulary(tokens, self.vocabulary, self.model.output)
 
     def tensors(self) -> dict[str, Tensor]:
         """See `Learner`."""
