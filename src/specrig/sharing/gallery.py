@@ -59,7 +59,7 @@ def draw_figure(pairs: Sequence[PublishedPair], path: Path) -> Path:
             SCREEN,
             len(heights),
             columns,
-            width=7.6 / columns + 1.2,
+            width=7.6 / columns + 4,  # names of variants and machines are long
             height=sum(heights) / len(heights),
             sharex=True,
             height_ratios=heights,
