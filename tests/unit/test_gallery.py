@@ -15,7 +15,7 @@ from specrig.sharing.gallery import FIGURE, INDEX, PAGE, draw_figure, index_mark
 from specrig.sharing.gallery_page import gallery_page
 from specrig.sharing.published_pairs import PublishedPair, published_pairs
 
-LARGEST = 300_000
+LARGEST = 200_000
 """Bytes that the picture may have."""
 
 

@@ -6,8 +6,8 @@ work to do:
 
 - The target's next token depends most on the last one, somewhat on those before. No outcome is without probability.
 - Draft and heads know the target's favourites and are wrong about the rest. They share about half of their probability
-  with the target. So drafts are rejected often (corrections, second and third siblings) and accepted
-  to their end often (bonus tokens).
+  with the target. So drafts are rejected often (corrections, second and third siblings) and accepted to their end often
+  (bonus tokens).
 - The prompt follows the target's favourites, so that drafts from the context are accepted to their end as well.
 """
 

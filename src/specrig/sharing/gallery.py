@@ -172,5 +172,6 @@ def _bars(ax: Axes, pair: PublishedPair) -> None:
     ax.axvline(1, color=INK, linewidth=1.2, linestyle=(0, (4, 3)))
     ax.xaxis.set_major_formatter(TIMES)
     ax.grid(axis="y", visible=False)
+    ax.tick_params(left=False, bottom=False)  # bars have names, and values have grid lines
     ax.set_title(f"{pair.pair} in {pair.engine}\n{pair.machine}\n{pair.folder}", loc="left")
     ax.set_ylabel("")
