@@ -123,7 +123,8 @@ class NeuralHead(HeadRecipe):
     """So many of the target's tokens can be drafted, those it most often writes (FR-Spec, 2502.14856); null: all."""
     initial_checkpoint: AnyPath | None = None
     """Folder of a head of the same kind, shape and target, from which training goes on, for instance on further text;
-    where the block says so it may lack parts. Its vocabulary stays, whatever `draft_vocabulary` says. null: heads begin as linear maps.
+    where the block says so it may lack parts. Its vocabulary stays, whatever `draft_vocabulary` says. null: heads begin
+    as linear maps.
     """
 
     def drafted(self, sizes: Sizes) -> int:

@@ -124,22 +124,22 @@ class PEagleLearner(AuxStatesLearner):
     def tensors(self) -> dict[str, Tensor]:
         """See `Learner`."""
         found = super().tensors() | {"mask_hidden": (self.mask_hidden * self.scale).unsqueeze(0)}
-        for layer in self._further_tensors():
-            found |= layer
-        return found | ({} if self.markov is None else self.markov.tensors())
+        for part in self._optional():
+            found |= part
+        return found
 
-    def _further_tensors(self) -> list[dict[str, Tensor]]:
-        """The tensors of each layer behind the first."""
+    def _optional(self) -> list[dict[str, Tensor]]:
+        """The tensors of each part that a checkpoint may lack: the layers behind the first, and the bias."""
         layers = (layer for layer in self.further_layers if isinstance(layer, TrainedLayer))
-        return [layer.tensors(f"layers.{index}") for index, layer in enumerate(layers, 1)]
+        found = [layer.tensors(f"layers.{index}") for index, layer in enumerate(layers, 1)]
+        return found if self.markov is None else [*found, self.markov.tensors()]
 
     @torch.no_grad()
     def restore(self, found: dict[str, Tensor]) -> None:
         """See `Learner`; what stands for the target's states is divided like them. A bias and layers that the checkpoint
         lacks begin as they were made: they add nothing.
         """
-        made = [*self._further_tensors(), *([] if self.markov is None else [self.markov.tensors()])]
-        for part in made:
+        for part in self._optional():
             if found.keys().isdisjoint(part):
                 found = found | part
         super().restore(found)
