@@ -141,7 +141,8 @@ def followed(kind: Any, config: Any, target: LlamaModel, way: Any) -> list[torch
     )
     assert (head.compiled is not None) == (way == "always")
     head.start(2, 128)
-    features = torch.randn((2, 12, SHAPE["hidden_size"])).to(target.dtype)
+    width = head.hidden_size if head.entry_fc is None else head.entry_fc.width
+    features = torch.randn((2, 12, width)).to(target.dtype)
     found = [*head.run(torch.arange(12).expand(2, 12), features, last=[11, 4])]
     head.keep([range(12), range(5)])
     found += head.step(torch.tensor([7, 8]), features[:, 0])
@@ -272,7 +273,7 @@ def test_a_copy_without_layers_sees_no_mask_of_an_earlier_pass() -> None:
     thin = prune(whole, [1])
     assert isinstance(thin, LlamaModel) and thin.compiled is not None
     assert torch.equal(drafted(), expected)
-    assert all(layer.mask is None for layer in thin.compiled.layers)
+    assert not any(thin.compiled.masks)
 
 
 def test_what_compiled_passes_do_not_know_runs_in_torch() -> None:
@@ -395,13 +396,22 @@ def test_a_greedy_tree_is_the_best_first_one(
     bias = MarkovBias.of({"markov.embedding.weight": embedding, "markov.lm_head.weight": lm_head}, slice(None))
     assert bias is not None and bias.blocks is not None
     wide = MarkovBias(embedding.float(), lm_head.float()).requires_grad_(False)
-    places, parents, values, counts = compiled.greedy_tree(
-        logits, (bias.embedding, bias.blocks) if with_bias else None, ids, torch.tensor(least), 4, trust
-    )
-    for row in range(B):
+    found = compiled.greedy_tree(logits, (bias.embedding, bias.blocks) if with_bias else None, ids, least, 4, trust)
+    for row, (places, parents, values) in zip(range(B), found, strict=True):
         expected = best_first(logits[row], wide if with_bias else None, ids, least, 4, trust)
-        n = int(counts[row])
-        assert n == len(expected) and (n > 3 or len(least) == 1)
-        assert places[row, :n].tolist() == [place for place, _, _ in expected]
-        assert parents[row, :n].tolist() == [parent for _, parent, _ in expected]
-        assert values[row, :n].tolist() == pytest.approx([value for _, _, value in expected], abs=1e-4)
+        assert len(places) == len(expected) and (len(places) > 3 or len(least) == 1)
+        assert places == [place for place, _, _ in expected]
+        assert parents == [parent for _, parent, _ in expected]
+        assert values == pytest.approx([value for _, _, value in expected], abs=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_path_through_a_tree_is_kept_as_torch_keeps_it(dtype: torch.dtype) -> None:
+    layers, B, heads, S, width = 3, 2, 2, 12, 16
+    entries = torch.randn(layers, B, heads, S, width, generator=torch.Generator().manual_seed(0)).to(dtype)
+    for path in ([0, 2, 3, 6], [1], [0, 1, 2]):
+        expected = entries.clone()
+        expected[:, 1, :, 4 : 4 + len(path)] = entries[:, 1, :, [4 + node for node in path]]
+        found = entries.clone()
+        compiled.keep_path(found, 1, 4, path)
+        assert torch.equal(found, expected)

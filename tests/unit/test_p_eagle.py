@@ -61,12 +61,12 @@ def test_a_published_head_is_read_and_one_without_a_mask_token_refused(folder: P
     config = head_config(target.config)
     tensors = random_tensors(config, 3, 0.3)
     save(folder / "head", config, tensors)
-    first = load(folder / "head", target).mask_feature
+    first = load(folder / "head", target).mask_hidden
     save_file(
         load_file(folder / "head/model.safetensors") | {"mask_hidden": tensors["mask_hidden"].view(1, 1, -1)},
         folder / "head/model.safetensors",
     )
-    assert torch.equal(load(folder / "head", target).mask_feature, first)
+    assert torch.equal(load(folder / "head", target).mask_hidden, first)
     for wrong in (None, V):
         config.ptd_token_id = wrong
         save(folder / "head", config, tensors)

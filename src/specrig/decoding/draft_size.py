@@ -7,6 +7,9 @@ GPU at batch 1 v hardly rises and large drafts pay; on a processor or in a large
 Example: v = 1, 1.04, 1.3 for no, one and two drafted tokens, a rate of 1.5. The first token pays from a chance of .06
 on, the second from .39 on.
 
+v is measured in passes that follow one another. In a round a token costs more: its pass follows other code and a longer
+text, and drafting has its share. So the rounds themselves are timed (`round_times`), and correct both v and the rate.
+
 The output stays the target's. At temperature 0 any size is exact. Above it a token's slot must be kept or dropped
 before the token is drawn: the chances given to `fit` must not depend on the token drawn in that slot or behind it.
 
@@ -27,6 +30,8 @@ from specrig.decoding.types import Draft, Verdict
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from specrig.decoding.round_times import RoundTimes
 
 DRAWN = 0.5
 """The chance of a token drawn from q, estimated from q alone. At this share of positions the target is taken to have
@@ -58,9 +63,13 @@ def slopes(costs: Sequence[float]) -> list[float]:
 class DraftSize:
     """Chooses the size of each round's draft for a batch, and learns from what was accepted. Its rows share one."""
 
-    def __init__(self, costs: Sequence[float]) -> None:
-        """costs: of passes of 1, 2, ... tokens a row, in plain passes (`Resources.pass_costs`)."""
-        self.costs = costs
+    def __init__(self, costs: Sequence[float], times: RoundTimes | None = None) -> None:
+        """costs: of passes of 1, 2, ... tokens a row, in plain passes (`Resources.pass_costs`). times: of this
+        drafter's rounds; None: passes alone decide.
+        """
+        self.costs, self.times = costs, times
+        if times is not None:
+            times.begin()
         self.slopes = slopes(costs)
         self.rate = 1.0
         self._expected = self._accepted = PRIOR
@@ -85,7 +94,8 @@ class DraftSize:
 
     def least(self, most: int) -> list[float]:
         """The chance that each of a draft's first `most` tokens must have; fewer where no more can be verified."""
-        return [self.rate * slope for slope in self.slopes[:most]]
+        rate = None if self.times is None else self.times.rate()
+        return [(self.rate if rate is None else rate) * slope for slope in self.slopes[:most]]
 
     def fit_chains(self, shares: Sequence[Sequence[float]], depths: Sequence[int]) -> list[int]:
         """How many tokens of each row's chain to verify, at most `depths[b]`.
@@ -98,8 +108,8 @@ class DraftSize:
         self.lengths = [min(self.fit(row), depth) for row, depth in zip(chances, depths, strict=True)]
         return self.lengths
 
-    def learn(self, expected: float, accepted: int, verdict: Verdict) -> None:
-        """Learn from a round that is over, of this drafter or another.
+    def learn(self, expected: float, accepted: int, verdict: Verdict, *, own: bool = True) -> None:
+        """Learn from a round that is over, of this drafter or (own: False) another.
 
         expected: the chances of all tokens of this drafter that were judged, summed over them and over the rows;
         accepted: how many of them were accepted.
@@ -107,8 +117,10 @@ class DraftSize:
         self._expected = MEMORY * self._expected + (1 - MEMORY) * PRIOR + expected
         self._accepted = MEMORY * self._accepted + (1 - MEMORY) * PRIOR + accepted
         emitted = [len(tokens) for tokens in verdict.tokens if tokens]
-        width = min(max(map(len, verdict.drafted)), len(self.costs) - 1)
-        self.rate = MEMORY * self.rate + (1 - MEMORY) * sum(emitted) / len(emitted) / self.costs[width]
+        mean, cost = sum(emitted) / len(emitted), self.costs[min(max(map(len, verdict.drafted)), len(self.costs) - 1)]
+        self.rate = MEMORY * self.rate + (1 - MEMORY) * mean / cost
+        if self.times is not None:
+            self.times.learn(mean, cost, own)
 
     def learn_chains(self, verdict: Verdict) -> None:
         """Learn from chains of `lengths` tokens each; nothing is expected until `fit_chains` is called again."""

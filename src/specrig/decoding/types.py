@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from specrig.decoding.round_times import RoundTimes
     from specrig.decoding.sampling import Sampler
     from specrig.heads.base import Foreign
     from specrig.runtime.types import Parents
@@ -311,6 +313,13 @@ class Drafter(ABC):
     def __init__(self, options: MethodOptions, resources: Resources) -> None:
         self.options: Any = options
         self.resources = resources
+
+    @cached_property
+    def times(self) -> RoundTimes:
+        """How long its rounds take, where that decides how much it drafts (`decoding.draft_size`)."""
+        from specrig.decoding.round_times import RoundTimes
+
+        return RoundTimes()
 
     @classmethod
     def parts(cls, options: MethodOptions) -> tuple[str, ...]:

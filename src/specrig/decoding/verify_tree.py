@@ -5,6 +5,7 @@ Shapes: B rows, n nodes a row, V vocabulary. Tensors over slots have the root at
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from specrig.decoding.sampling import Sampler, argmax, draw, to_full_vocabulary
 from specrig.decoding.types import Criterion, Draft, Verdict
-from specrig.runtime.device import on_device
+from specrig.runtime.device import on_device, on_host
 
 Children = dict[int, list[int]]
 """Node -> its children in the order of drafting; the root is -1."""
@@ -74,15 +75,14 @@ def read_rows(draft: Draft, *parts: Tensor) -> list[Row]:
     """Bring the draft and `parts` `[B, any]` to the host in one transfer; a row's `values` are its parts, joined."""
     n = draft.tokens.shape[1]
     grown = [draft.parents] if isinstance(draft.parents, Tensor) else []  # a tree that only the device knows so far
-    # Doubles hold every token id.
-    sent = (
-        torch.cat([part.double() for part in (draft.tokens, *grown, *parts)], 1)
-        if parts
-        else torch.cat([draft.tokens, *grown], 1)
-    )
+    sent = (draft.tokens, *grown, *parts)
+    if on_host(draft.tokens.device):
+        received = [[*itertools.chain(*row)] for row in zip(*(part.tolist() for part in sent), strict=True)]
+    else:  # doubles hold every token id
+        received = torch.cat([part.double() for part in sent] if parts else sent, 1).tolist()
     rows = []
     shared: dict[tuple[int, int], Children] = {}  # rows of a batch often have one tree
-    for index, (numbers, count) in enumerate(zip(sent.tolist(), draft.offered, strict=True)):
+    for index, (numbers, count) in enumerate(zip(received, draft.offered, strict=True)):
         parents: Sequence[int]
         if grown:
             parents = [int(parent) for parent in numbers[n : 2 * n]]

@@ -22,7 +22,7 @@ from specrig.heads.markov import MarkovBias
 from specrig.runtime import compiled
 from specrig.runtime.attention import FULL
 from specrig.runtime.decode_pass import compile_passes
-from specrig.runtime.device import padded
+from specrig.runtime.device import on_device, padded
 from specrig.runtime.linear import Float32Linear, Linear
 from specrig.runtime.llama_model import LlamaModel
 from specrig.runtime.model import CachedModel
@@ -117,10 +117,10 @@ class DraftHead(Checkpoint, LlamaModel):
 
     def greedy_tree(
         self, logits: Tensor, least: Sequence[float], children: int, trust: float
-    ) -> tuple[Tensor, Tensor, Tensor, list[int]] | None:
+    ) -> list[tuple[list[int], list[int], list[float]]] | None:
         """Of logits `[B, k, Vd]` each row's most promising nodes, by `compiled.greedy_tree`; None where it cannot.
 
-        Returns the target's tokens, the parents and the values, `[B, n]` each, and how many nodes each row has.
+        Returns each row's tokens of the target, their parents and their values.
         """
         supported = compiled.supports(logits.device, logits.dtype)
         if not least or not supported or logits.shape[-1] % compiled.vector_width():
@@ -128,10 +128,10 @@ class DraftHead(Checkpoint, LlamaModel):
         bias = None if self.markov is None else self.markov.compiled_for(logits)
         if self.markov is not None and bias is None:
             return None
-        places, parents, values, counts = compiled.greedy_tree(
-            logits, bias, self.vocabulary, torch.tensor(least), min(children, logits.shape[-1]), trust
-        )
-        return self.target_ids(places), parents, values, counts.tolist()
+        found = compiled.greedy_tree(logits, bias, self.vocabulary, least, min(children, logits.shape[-1]), trust)
+        if self.vocabulary is None:
+            return found
+        return [([self._ids[place] for place in places], parents, values) for places, parents, values in found]
 
     def begin(self, rows: Sequence[Sequence[int]], features: Tensor) -> None:
         """Run the prompts but for each row's last position, which the first round runs. features: `[B, P, D]`, rows
@@ -180,8 +180,10 @@ class DraftHead(Checkpoint, LlamaModel):
             ]
         self._ran = False
         self._counts = [len(row) for row in positions]
-        width = max(self._counts)
-        index = padded(positions, width, self.device)
+        if len(positions) == 1:
+            self._features = features.index_select(1, on_device(positions[0], self.device))
+            return
+        index = padded(positions, max(self._counts), self.device)
         self._features = features[torch.arange(len(positions), device=self.device).unsqueeze(1), index]
 
 

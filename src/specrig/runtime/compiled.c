@@ -48,9 +48,9 @@ enum { OF_BF16 = WIDENED };
  * [out / W, in / 2, W, 2]. */
 typedef struct {
     const void *norm_1, *qkv, *qkv_bias, *q_norm, *k_norm, *out, *out_bias, *norm_2, *gate_up, *down;
-    void *keys, *values;  /* [B, K, S, d] */
-    const uint8_t *mask;  /* [B or 1, n, end]: which slots a token sees; null: all */
-    void *aux_hidden_state; /* [B * n, D]: hidden states before this layer are written here; null: not needed */
+    void *keys, *values;    /* [B, K, S, d] */
+    int64_t pattern;        /* which of the pass's masks is its own */
+    void *aux_hidden_state; /* hidden states before this layer are written here, one every `aux_width`; null: not needed */
 } Layer;
 
 typedef struct {
@@ -60,13 +60,16 @@ typedef struct {
     const float *cos, *sin; /* [S, d]; the sign of rotate_half is in `sin` */
     Layer *layer;
     /* of one pass */
-    int64_t B, n, end, S, mask_rows, outputs; /* mask_rows: B or 1 */
+    int64_t B, n, end, S, mask_rows, outputs, aux_width; /* mask_rows: B or 1 */
+    const uint8_t *const *masks; /* of each pattern [mask_rows, n, end]: which slots a token sees; null: all */
     const int64_t *tokens, *positions, *slots; /* [B * n] */
     const int64_t *rows; /* [outputs]: the tokens whose logits are computed */
     /* Of a head that follows another model: the hidden states before its layer, and what its attention reads. Null for
-     * a model: it begins with embeddings, and attention reads the normed hidden states. */
-    const void *input, *reads; /* [B * n, D], [B * n, R] */
-    int64_t R;
+     * a model: it begins with embeddings, and attention reads the normed hidden states. With two norms, attention reads
+     * the normed embedding and the normed hidden states, side by side (R = 2 D). With `fc`, [F, D] in blocks, the hidden
+     * states are its product with `input`. */
+    const void *input, *reads, *embedding_norm, *input_norm, *fc; /* [B * n, D or F], [B * n, R], [D], [D] */
+    int64_t R, F;
     void *hidden, *logits; /* [B * n, D] after the final norm, a head's before it; [outputs, V] */
     float *scratch;
 } Pass;
@@ -147,16 +150,23 @@ INLINE vec plus(vec acc, vec x, vec y) {
 #endif
 }
 
-/* RMSNorm of x [D] (1910.07467); x itself without a weight. */
-INLINE void rms_norm(void *to, int64_t at, const float *x, const void *weight, int64_t D, double eps, int bf16, int as_bf16) {
+/* RMSNorm (1910.07467) of the D numbers of x, of the weight's type where `typed`, else float32, that begin at `from`; these themselves
+ * without a weight. */
+INLINE void rms_norm_of(void *to, int64_t at, const void *x, int64_t from, int typed, const void *weight, int64_t D, double eps, int bf16,
+                        int as_bf16) {
+    const int type = typed && bf16;
     if (!weight) {
-        for (int64_t i = 0; i < D; i += W) store(to, at + i, load(x, i, 0), as_bf16);
+        for (int64_t i = 0; i < D; i += W) store(to, at + i, load(x, from + i, type), as_bf16);
         return;
     }
     vec squares = {0};
-    for (int64_t i = 0; i < D; i += W) squares += load(x, i, 0) * load(x, i, 0);
+    for (int64_t i = 0; i < D; i += W) squares += load(x, from + i, type) * load(x, from + i, type);
     float scale = 1.0f / sqrtf(sum(squares) / D + (float)eps);
-    for (int64_t i = 0; i < D; i += W) store(to, at + i, load(x, i, 0) * scale * load(weight, i, bf16), as_bf16);
+    for (int64_t i = 0; i < D; i += W) store(to, at + i, load(x, from + i, type) * scale * load(weight, i, bf16), as_bf16);
+}
+
+INLINE void rms_norm(void *to, int64_t at, const float *x, const void *weight, int64_t D, double eps, int bf16, int as_bf16) {
+    rms_norm_of(to, at, x, 0, 0, weight, D, eps, bf16, as_bf16);
 }
 
 /* R rows of x [R, in] against N blocks of weights, each of the R * N accumulators in a register: y[r][c] = sum over k of
@@ -592,7 +602,10 @@ static inline int64_t shared(int64_t rows, const Pass *p) { /* floats that all t
 /* Slots in whole vectors; 64 bytes more, so that the rows of weights never begin in the same sets of the cache. */
 INLINE int64_t slots_of(const Pass *p) { return (p->S + W - 1) / W * W + 16; }
 
-INLINE int64_t widest(const Pass *p) { return p->R > p->D ? p->R : p->D; } /* of what products read for a token */
+INLINE int64_t widest(const Pass *p) { /* of what products read for a token */
+    const int64_t first = p->R > p->D ? p->R : p->D;
+    return p->F > first ? p->F : first;
+}
 
 static inline int64_t own(int64_t rows, const Pass *p) { /* floats of each thread */
     return rows * widest(p) + (1 + 2 * QUERIES) * p->d + QUERIES + QUERIES * slots_of(p) + slots_of(p) / 4;
@@ -611,6 +624,7 @@ INLINE void attention(void *attended, float *qkv, const Layer *layer, const Pass
     float *turned = scratch, *queries = turned + d, *mixed = queries + QUERIES * d, *totals = mixed + QUERIES * d;
     float *const weights = totals + QUERIES;
     uint8_t *const seen = (uint8_t *)(weights + QUERIES * room);
+    const uint8_t *const mask = p->masks[layer->pattern];
     SHARE(p->B * p->n * H)
     for (int64_t item = from, count; item < to; item += count) {
         const int64_t all = p->n * G, head = item / all, at = item % all, b = head / p->K, offset = head * p->S * d * (bf16 ? 2 : 4);
@@ -622,7 +636,7 @@ INLINE void attention(void *attended, float *qkv, const Layer *layer, const Pass
             const int64_t token = (at + q) / G, r = b * p->n + token, own_head = head % p->K * G + (at + q) % G;
             rotate(turned, qkv + r * (H + 2 * p->K) * d + own_head * d, layer->q_norm, p, p->positions[r], bf16);
             for (int64_t i = 0; i < d; i += W) store(queries, q * d + i, load(turned, i, 0), paired);
-            masks[q] = layer->mask ? layer->mask + ((p->mask_rows > 1 ? b : 0) * p->n + token) * p->end : 0;
+            masks[q] = mask ? mask + ((p->mask_rows > 1 ? b : 0) * p->n + token) * p->end : 0;
             where[q] = r * H + own_head;
         }
         int64_t end = 1; /* behind the last slot that one of them sees */
@@ -652,7 +666,11 @@ INLINE void run(const Pass *p, int t, int T, int kind) {
     float *x = p->scratch, *qkv = x + rows * D, *attended = qkv + rows * Q, *inner = attended + rows * H * d;
     float *normed = inner + rows * I + own(rows, p) * t, *turned = normed + rows * widest(p);
     char *const input = (char *)normed;
-    { SHARE(rows) for (int64_t r = from; r < to; r++) {
+    if (p->fc) {
+        for (int64_t i = 0; i < rows * p->F; i += W) store(input, i, load(p->input, i, bf16), inputs);
+        SHARE(D / W)
+        product(x, input, rows, p->fc, 0, p->F, D, from, to, 0, 0, kind);
+    } else { SHARE(rows) for (int64_t r = from; r < to; r++) {
         const void *first = p->input ? p->input : p->embedding;
         for (int64_t i = 0; i < D; i += W) store(x, r * D + i, load(first, (p->input ? r : p->tokens[r]) * D + i, bf16), 0);
     } }
@@ -660,12 +678,18 @@ INLINE void run(const Pass *p, int t, int T, int kind) {
     for (int64_t l = 0; l < p->layers; l++) {
         const Layer *layer = p->layer + l;
         if (layer->aux_hidden_state) {
-            SHARE(rows * D / W) for (int64_t i = from * W; i < to * W; i += W) store(layer->aux_hidden_state, i, load(x, i, 0), bf16);
+            SHARE(D / W)
+            for (int64_t r = 0; r < rows; r++)
+                for (int64_t i = from * W; i < to * W; i += W) store(layer->aux_hidden_state, r * p->aux_width + i, load(x, r * D + i, 0), bf16);
         }
-        const int own_input = !p->reads || l > 0;
+        const int own_input = !(p->reads || p->embedding_norm) || l > 0;
         const int64_t width = own_input ? D : p->R;
         if (own_input) for (int64_t r = 0; r < rows; r++) rms_norm(input, r * D, x + r * D, layer->norm_1, D, p->eps, bf16, inputs);
-        else for (int64_t i = 0; i < rows * width; i += W) store(input, i, load(p->reads, i, bf16), inputs);
+        else if (p->reads) for (int64_t i = 0; i < rows * width; i += W) store(input, i, load(p->reads, i, bf16), inputs);
+        else for (int64_t r = 0; r < rows; r++) {
+            rms_norm_of(input, r * width, p->embedding, p->tokens[r] * D, 1, p->embedding_norm, D, p->eps, bf16, inputs);
+            rms_norm(input, r * width + D, x + r * D, p->input_norm, D, p->eps, bf16, inputs);
+        }
         { SHARE(Q / W) product(qkv, input, rows, layer->qkv, layer->qkv_bias, width, Q, from, to, 0, 0, kind); }
         #pragma omp barrier
         { SHARE(rows * K) for (int64_t item = from; item < to; item++) { /* keys and values into the cache */
@@ -711,6 +735,17 @@ void linear(void *y, const char *x, int64_t rows, const char *weight, const void
         if (bf16) product(y, x, rows, weight, bias, in, out, from, to, 0, 1, OF_BF16);
         else product(y, x, rows, weight, bias, in, out, from, to, 0, 0, WHOLE);
     }
+}
+
+/* Of a cache's entries [layers, B, heads, S, bytes]: row `row` of each layer gets, behind its first `start` slots, those that stand at
+ * start + path[i], in this order. `path` rises. */
+void keep_path(char *entries, int64_t layers, int64_t B, int64_t heads, int64_t S, int64_t bytes, int64_t row, int64_t start, const int64_t *path,
+               int64_t count) {
+    for (int64_t layer = 0; layer < layers; layer++)
+        for (int64_t head = 0; head < heads; head++) {
+            char *own = entries + (((layer * B + row) * heads + head) * S + start) * bytes;
+            for (int64_t i = 0; i < count; i++) if (path[i] != i) memcpy(own + i * bytes, own + path[i] * bytes, bytes);
+        }
 }
 
 /* The highest number so far in each place of a vector, and where it stood. */

@@ -7,6 +7,7 @@ here weights lie in the order of reading, and as many rows as registers hold are
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from ctypes import c_float, c_int, c_int64, c_void_p
 from functools import cache
 from typing import Any
@@ -20,7 +21,10 @@ MAX_TOKENS = 64
 """Most rows of a product, and most tokens of a pass; for more, as in prompts, libraries for large products are better.
 """
 SINGLE_THREAD_BYTES = 6 << 20
-"""Bytes of weights up to which one thread computes: a core's own caches nearly hold them, so more threads only wait."""
+"""Bytes of a model's weights up to which one thread computes: a core's own caches nearly hold them, so more threads
+only wait."""
+SINGLE_THREAD_PRODUCT_BYTES = 1 << 20
+"""The same for one product, whose weights other passes have driven out of the caches since."""
 
 
 @cache
@@ -33,8 +37,9 @@ def library() -> Any:
         loaded.greedy_chain.argtypes = [*[c_void_p] * 5, *[c_int64] * 4, c_int, c_int]
         loaded.greedy_tree.argtypes = [*[c_void_p] * 8, *[c_int64] * 6, c_void_p, c_float, c_int, c_int]
         loaded.argmax.argtypes = [c_void_p, c_void_p, c_int64, c_int64, c_int, c_int]
-        for function in (loaded.linear, loaded.forward, loaded.argmax, loaded.greedy_chain, loaded.greedy_tree):
-            function.restype = None
+        loaded.keep_path.argtypes = [c_void_p, *[c_int64] * 7, c_void_p, c_int64]
+        for name in ("linear", "forward", "argmax", "greedy_chain", "greedy_tree", "keep_path"):
+            getattr(loaded, name).restype = None
     return loaded
 
 
@@ -81,7 +86,7 @@ def product(x: Tensor, blocks: Tensor, bias: Tensor | None, out: int) -> Tensor:
     if x.dtype == torch.bfloat16 and library().input_bytes() == 4:  # no instruction multiplies pairs of bfloat16 here
         x = x.float()
     x = x.contiguous()
-    threads = 1 if blocks.nbytes <= SINGLE_THREAD_BYTES else torch.get_num_threads()
+    threads = 1 if blocks.nbytes <= SINGLE_THREAD_PRODUCT_BYTES else torch.get_num_threads()
     library().linear(
         y.data_ptr(),
         x.data_ptr(),
@@ -139,26 +144,47 @@ def greedy_chain(logits: Tensor, embedding: Tensor, blocks: Tensor, ids: Tensor 
 
 
 def greedy_tree(
-    logits: Tensor, bias: tuple[Tensor, Tensor] | None, ids: Tensor | None, least: Tensor, children: int, trust: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    logits: Tensor,
+    bias: tuple[Tensor, Tensor] | None,
+    ids: Tensor | None,
+    least: Sequence[float],
+    children: int,
+    trust: float,
+) -> list[tuple[list[int], list[int], list[float]]]:
     """Trees of the most promising nodes of logits `[B, k, V]` of k levels, each row's best nodes first.
 
     A node's value is the sum along its path of min(0, log-probability + trust). bias: embedding and blocks of
-    `greedy_chain`. least: `[n]`, the lowest values of the nodes, n of them at most. children: of a node at most.
+    `greedy_chain`. least: the lowest values of the nodes, as many as there are nodes at most. children: of a node at
+    most.
 
-    Returns places, parents (-1: the root) and values, `[B, n]` each, and how many nodes each row has, `[B]`; what lies
-    behind them means nothing.
+    Returns each row's places, parents (-1: the root) and values.
     """
     (B, k, V), n = logits.shape, len(least)
-    logits, least = logits.contiguous(), least.float().contiguous()
-    places, parents, counts = torch.zeros((B, n), dtype=torch.int64), torch.full((B, n), -1), torch.zeros(B).long()
-    values = torch.full((B, n), -torch.inf)
+    logits = logits.contiguous()
+    places, parents, values, counts = (
+        (c_int64 * (B * n))(),
+        (c_int64 * (B * n))(),
+        (c_float * (B * n))(),
+        (c_int64 * B)(),
+    )
     embedding, blocks = bias or (None, None)
     library().greedy_tree(
-        *(each.data_ptr() for each in (places, parents, values, counts, logits)),
+        *(places, parents, values, counts, logits.data_ptr()),
         *(None if each is None else each.data_ptr() for each in (embedding, blocks, ids)),
-        *(B, k, V, 0 if embedding is None else embedding.shape[1], n, children, least.data_ptr(), trust),
+        *(B, k, V, 0 if embedding is None else embedding.shape[1], n, children, (c_float * n)(*least), trust),
         logits.dtype == torch.bfloat16,
         torch.get_num_threads(),
     )
-    return places, parents, values, counts
+    rows = [slice(row * n, row * n + count) for row, count in enumerate(counts)]
+    return [(places[row], parents[row], values[row]) for row in rows]
+
+
+def keep_path(entries: Tensor, row: int, start: int, path: Sequence[int]) -> None:
+    """Of a cache's entries `[layers, B, heads, S, width]` row `row` gets, from slot `start` on, those that stand at
+    `start + path[i]`, in this order. path: rising.
+    """
+    layers, B, heads, S, width = entries.shape
+    bytes_each = width * entries.element_size()
+    library().keep_path(
+        entries.data_ptr(), layers, B, heads, S, bytes_each, row, start, (c_int64 * len(path))(*path), len(path)
+    )

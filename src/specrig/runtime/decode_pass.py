@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from ctypes import POINTER, Structure, byref, c_double, c_int64, c_void_p
+from ctypes import POINTER, Structure, addressof, byref, c_double, c_int64, c_void_p
 from math import inf
 from time import perf_counter
 from typing import Any
@@ -51,9 +51,11 @@ def _integers(names: str) -> list[tuple[str, Any]]:
 
 
 class _Layer(Structure):
-    _fields_ = _pointers(
-        "norm_1 qkv qkv_bias q_norm k_norm out out_bias norm_2 gate_up down keys values mask aux_hidden_state"
-    )
+    _fields_ = [
+        *_pointers("norm_1 qkv qkv_bias q_norm k_norm out out_bias norm_2 gate_up down keys values"),
+        ("pattern", c_int64),
+        ("aux_hidden_state", c_void_p),
+    ]
 
 
 class _Pass(Structure):
@@ -62,9 +64,9 @@ class _Pass(Structure):
         ("eps", c_double),
         *_pointers("embedding norm head cos sin"),
         ("layer", POINTER(_Layer)),
-        *_integers("B n end S mask_rows outputs"),
-        *_pointers("tokens positions slots rows input reads"),
-        ("R", c_int64),
+        *_integers("B n end S mask_rows outputs aux_width"),
+        *_pointers("masks tokens positions slots rows input reads embedding_norm input_norm fc"),
+        *_integers("R F"),
         *_pointers("hidden logits scratch"),
     ]
 
@@ -109,11 +111,11 @@ def faster(model: LlamaModel, compiled: DecodePass) -> bool:
     """Whether compiled passes take less time than torch's: least of `REPEATS`, which alternate, geometric mean over
     `TOKENS`.
     """
+    width = model.hidden_size if model.entry_fc is None else model.entry_fc.width
 
     def run(n: int) -> None:
-        model.forward(
-            torch.zeros((1, n), dtype=torch.long), features=torch.zeros((1, n, model.hidden_size), dtype=model.dtype)
-        )
+        features = torch.zeros((1, n, width), dtype=model.dtype)
+        model.forward(torch.zeros((1, n), dtype=torch.long), features=features)
 
     model.start(1, CONTEXT + MAX_TOKENS)
     run(CONTEXT)
@@ -150,6 +152,9 @@ class DecodePass:
             layer.qkv_bias, layer.out_bias = _at(block.qkv.bias), _at(block.out.bias)
             layer.norm_1, layer.norm_2 = _at(block.norm_1), _at(block.norm_2)
             layer.q_norm, layer.k_norm = _at(block.q_norm), _at(block.k_norm)
+        for layer, pattern in zip(self.layers, model.pattern_of, strict=True):
+            layer.pattern = pattern
+        self.masks = (c_void_p * len(model.patterns))()
         self.args = _Pass(
             layers=len(model.blocks),
             D=model.hidden_size,
@@ -165,12 +170,18 @@ class DecodePass:
             head=_at(next(laid_out)),
             layer=self.layers,
             R=model.blocks[0].qkv.width,
+            masks=addressof(self.masks),
         )
+        if model.entry_norms is not None:
+            self.args.embedding_norm, self.args.input_norm = map(_at, model.entry_norms)
+        if model.entry_fc is not None:
+            self.fc = to_blocks(model.entry_fc.dense()) if model.entry_fc.blocks is None else model.entry_fc.blocks
+            self.args.fc, self.args.F = _at(self.fc), model.entry_fc.width
         self._reset()
 
     def _reset(self) -> None:
         self.scratch = torch.empty(0, dtype=torch.float32)
-        self.masked = True  # layers copied from another model's may still name its mask
+        self._collected: tuple[int, ...] = ()  # the layers whose hidden states are written
         self._bound: tuple[Any, Any] = (None, None)
         self._tables: tuple[Tensor, Tensor]
 
@@ -181,7 +192,14 @@ class DecodePass:
         copied.kept = [index for index in self.kept if index not in model.skipped]
         copied.layers = (_Layer * len(copied.kept))(*(self.layers[index] for index in copied.kept))
         copied.args = _Pass.from_buffer_copy(self.args)
-        copied.args.layers, copied.args.layer = len(copied.kept), copied.layers
+        copied.masks = (c_void_p * len(model.patterns))()
+        copied.args.layers, copied.args.layer, copied.args.masks = (
+            len(copied.kept),
+            copied.layers,
+            addressof(copied.masks),
+        )
+        for layer in copied.layers:
+            layer.aux_hidden_state = None
         copied._reset()
         return copied
 
@@ -191,9 +209,9 @@ class DecodePass:
         self.args.V, self.args.head = head.outputs, _at(self.blocks[-1])
 
     def __call__(
-        self, tokens: Tensor, step: Step, last: Positions | None, entry: tuple[Tensor, Tensor] | None = None
+        self, tokens: Tensor, step: Step, last: Positions | None, features: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """As `CachedModel._run`. entry: of a head that follows another model, see `LlamaModel.entry`."""
+        """As `CachedModel._run`."""
         model, args = self.model, self.args
         B, n = tokens.shape
         if self._bound[0] is not model.cache or self._bound[1] is not model.cos:
@@ -210,7 +228,9 @@ class DecodePass:
         aux = self._aux_hidden_states(B, n)
         args.B, args.n, args.end, args.outputs = B, n, step.end, len(outputs)
         args.threads = 1 if self.single_thread else torch.get_num_threads()
-        inputs, reads = (None, None) if entry is None else (each.contiguous() for each in entry)
+        # Of a head that follows another model: what its layers begin with, and what its attention reads.
+        inputs, reads = (features, None) if model.entry_norms else model.entry(tokens, features) or (None, None)
+        inputs, reads = (None if each is None else each.contiguous() for each in (inputs, reads))
         args.input, args.reads = _at(inputs), _at(reads)
         args.tokens, args.positions, args.slots = tokens.data_ptr(), positions.data_ptr(), slots.data_ptr()
         args.rows, args.hidden, args.logits = rows.data_ptr(), hidden.data_ptr(), logits.data_ptr()
@@ -219,8 +239,8 @@ class DecodePass:
             args.scratch = self.scratch.data_ptr()
         self.library.forward(byref(args))
         del masks, inputs, reads  # the call has read them until here
-        if aux:
-            model.aux_hidden_states = torch.cat(aux, -1)
+        if aux is not None:
+            model.aux_hidden_states = aux
         return logits, hidden
 
     def _bind(self) -> None:
@@ -236,25 +256,28 @@ class DecodePass:
         self._bound = model.cache, model.cos
 
     def _masks(self, step: Step) -> list[Tensor]:
-        """Set each layer's mask, `[B or 1, n, end]`; returns the masks, which must live as long as the pass."""
-        if not self.masked and all(mask is None for mask in step.masks):
-            return []
+        """Set each pattern's mask, `[B or 1, n, end]`; returns the masks, which must live as long as the pass."""
         made = {id(mask): mask.contiguous() for mask in step.masks if mask is not None}
-        for layer, index in zip(self.layers, self.kept, strict=True):
-            mask = step.masks[self.model.pattern_of[index]]
-            layer.mask = None if mask is None else made[id(mask)].data_ptr()
-        self.masked = bool(made)
+        for pattern, mask in enumerate(step.masks):
+            self.masks[pattern] = None if mask is None else made[id(mask)].data_ptr()
         self.args.mask_rows = max((len(mask) if mask.dim() == 4 else 1 for mask in made.values()), default=1)
         return list(made.values())
 
-    def _aux_hidden_states(self, B: int, n: int) -> list[Tensor]:
-        """Memory for the hidden states `[B, n, D]` before each of the model's `aux_layers`."""
-        if not self.model.aux_layers and not any(layer.aux_hidden_state for layer in self.layers):
-            return []
-        found = {index: torch.empty((B, n, self.args.D), dtype=self.model.dtype) for index in self.model.aux_layers}
-        for layer, index in zip(self.layers, self.kept, strict=True):
-            layer.aux_hidden_state = found[index].data_ptr() if index in found else None
-        return [found[index] for index in self.model.aux_layers]
+    def _aux_hidden_states(self, B: int, n: int) -> Tensor | None:
+        """Memory `[B, n, A D]` for the hidden states before each of the model's A `aux_layers`, side by side."""
+        D, collected = self.args.D, self.model.aux_layers
+        if collected != self._collected:
+            for layer in self.layers:
+                layer.aux_hidden_state = None
+            self._collected = collected
+        if not collected:
+            return None
+        found = torch.empty((B, n, len(collected) * D), dtype=self.model.dtype)
+        self.args.aux_width = len(collected) * D
+        for at, index in enumerate(collected):
+            layer = self.layers[self.kept.index(index)]
+            layer.aux_hidden_state = found.data_ptr() + at * D * found.element_size()
+        return found
 
 
 _ZERO = torch.zeros(1, dtype=torch.long)

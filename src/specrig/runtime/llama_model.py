@@ -84,9 +84,9 @@ class CompiledPass(Protocol):
     """Passes of a few tokens in compiled code (`decode_pass.DecodePass`)."""
 
     def __call__(
-        self, tokens: Tensor, step: Step, last: Positions | None, entry: tuple[Tensor, Tensor] | None
+        self, tokens: Tensor, step: Step, last: Positions | None, features: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """As `CachedModel._run`. entry: see `LlamaModel.entry`."""
+        """As `CachedModel._run`."""
 
     def pruned(self, model: LlamaModel) -> CompiledPass:
         """Passes of `model`, a copy of this one's that leaves layers out."""
@@ -100,6 +100,12 @@ class LlamaModel(CachedModel):
 
     drafted: Tensor | None = None
     """`[Vd]` token ids that it has logits for (`limit_vocabulary`), minus infinity for the others; None: all."""
+    entry_norms: tuple[Tensor, Tensor] | None = None
+    """Of a head whose attention reads the token's embedding and its feature side by side, each normed: these norms'
+    weights `[D]`.
+    """
+    entry_fc: Linear | None = None
+    """Of such a head, where a pass makes the feature itself: the layer that makes it of what `forward` is given."""
     compiled: CompiledPass | None = None
     """Runs passes of a few tokens in compiled code; None where torch runs them."""
 
@@ -216,7 +222,7 @@ class LlamaModel(CachedModel):
         self, tokens: Tensor, step: Step, features: Tensor | None, last: Positions | None
     ) -> tuple[Tensor, Tensor]:
         if self.compiled is not None and not step.fixed and not self.cache.scattered and tokens.numel() <= MAX_TOKENS:
-            logits, hidden = self.compiled(tokens, step, last, self.entry(tokens, features))
+            logits, hidden = self.compiled(tokens, step, last, features)
             return self._full_logits(logits), hidden
         hidden = self._hidden(tokens, step, features)
         return self._logits(hidden if last is None else in_each(hidden, last)), hidden

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 
 from specrig.runtime.attention import FULL, layer_patterns
 from specrig.runtime.cache import KeyValueCache, LayerShape
-from specrig.runtime.device import Positions, Stopwatch, in_each, now, on_device, padded
+from specrig.runtime.device import Positions, Stopwatch, in_each, now, on_device, on_host, padded
 from specrig.runtime.replay import Replay, Run, Unrecorded
 from specrig.runtime.tree_mask import ancestors, ancestors_on_device, pad_mask
 from specrig.runtime.types import DecodingError, Parents
@@ -217,7 +218,9 @@ class CachedModel(ABC):
         if parents is None:
             return None
         if isinstance(parents, Tensor):
-            return ancestors_on_device(parents)
+            if not on_host(self.device):
+                return ancestors_on_device(parents)
+            parents = parents.tolist()
         first = tuple(parents[0])
         shared = all(row is parents[0] or tuple(row) == first for row in parents[1:])
         known = self._ancestry.get(first) if shared else None
@@ -248,10 +251,27 @@ class CachedModel(ABC):
                     positions = torch.arange(end, device=self.device)
                     masks[number] = causal & pattern.visible(positions[start:].unsqueeze(-1), positions)
             return Step(slots, slots, end, masks, first=start == 0)
+        hidden = any(pattern.hides_any(end) for pattern in self.patterns)
+        if own is not None and self.cache.aligned and on_host(self.device) and not hidden:
+            return self._place_aligned(n, own, end)
         step = self._place(n, on_device(self._bases(), self.device), own, end)
         if self.cache.aligned:
             step.slots = slots
         return step
+
+    def _place_aligned(self, n: int, own: Tensor, end: int) -> Step:
+        """`_place` on the host, behind contexts of one length that no pattern hides."""
+        base = end - own.shape[-1]
+        seen = np.ones((len(own), 1, n, end), bool)
+        seen[:, 0, :, base:] = own.numpy()
+        positions = torch.from_numpy(base + self._depths(own).numpy())
+        return Step(positions, slice(end - n, end), end, [torch.from_numpy(seen)] * len(self.patterns))
+
+    def _depths(self, own: Tensor) -> Tensor:
+        """How far behind the context each token stands, `[B, n]`: the number of its ancestors. own: see `_own`."""
+        if on_host(own.device):
+            return torch.from_numpy(own.numpy().sum(-1) - 1)
+        return own.sum(-1) - 1
 
     def _place(self, n: int, base: Tensor, own: Tensor | None, end: int) -> Step:
         """The step of n tokens behind contexts of lengths `base` `[B]`. own: see `_own`; end: slots that are read."""
@@ -266,8 +286,7 @@ class CachedModel(ABC):
         column = behind.clamp(0, m - 1).unsqueeze(1).expand(-1, n, -1)
         seen = own.gather(-1, column) & (behind < m).unsqueeze(1) | (behind < 0).unsqueeze(1)
         slots = base + torch.arange(m - n, m, device=self.device)
-        # A token's position is the context's length plus its depth in the tree, that is the number of its ancestors.
-        positions = base + own.sum(-1) - 1
+        positions = base + self._depths(own)
         masks: list[Tensor | None] = [seen.unsqueeze(1)] * len(self.patterns)
         for number, pattern in enumerate(self.patterns):
             if pattern.hides_any(end):

@@ -53,10 +53,11 @@ class TreeOptions(MethodOptions):
     tree: tuple[int, ...] | None = Field(None, min_length=1)
     nodes: Annotated[int, Field(ge=1, le=200)] | Literal["auto"] = 16
 
-    def shape(self, accuracy: Sequence[Sequence[float]], resources: Resources) -> FixedTree | FittedTree:
-        """The trees of a batch, for heads of this accuracy."""
+    def shape(self, accuracy: Sequence[Sequence[float]], drafter: Drafter) -> FixedTree | FittedTree:
+        """The trees of a drafter's batch, for heads of this accuracy."""
         if self.tree is None and self.nodes == "auto":
-            return FittedTree(DraftSize(resources.pass_costs()), accuracy or assumed_accuracy(WIDEST, MOST))
+            size = DraftSize(drafter.resources.pass_costs(), drafter.times)
+            return FittedTree(size, accuracy or assumed_accuracy(WIDEST, MOST))
         return FixedTree(partial(self.paths, accuracy))
 
     def paths(self, accuracy: Sequence[Sequence[float]], depth: int) -> list[Ranks]:
@@ -115,7 +116,7 @@ class Medusa(Drafter):
 
         self.heads.watch.clear()
         self.hidden = at_each(hidden, [len(tokens) - 2 for tokens in context.tokens])
-        self.shape = self.options.shape(self.heads.accuracy, self.resources)
+        self.shape = self.options.shape(self.heads.accuracy, self)
 
     def propose(self, context: Context, k: int) -> Draft:
         """One pass of the heads, all levels at once; with a bias of the token before, their logits are then read level

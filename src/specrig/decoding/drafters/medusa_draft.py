@@ -48,7 +48,7 @@ class MedusaDraft(Drafter):
         self.heads.watch.clear()
         # The draft model's own first choices come before its heads'.
         accuracy = [self.heads.first, *self.heads.accuracy] if self.heads.first else []
-        self.shape = self.options.shape(accuracy, self.resources)
+        self.shape = self.options.shape(accuracy, self)
 
     def propose(self, context: Context, k: int) -> Draft:
         """One pass of the draft model over what is new, then one pass of its heads."""

@@ -64,7 +64,7 @@ class PEagle(Eagle3):
         """Prefill the head with the prompts' states."""
         super().begin(context, hidden, aux_hidden_states)
         fitted = "auto" in (self.options.length, self.options.nodes)
-        self.size = DraftSize(self.resources.pass_costs()) if fitted else None
+        self.size = DraftSize(self.resources.pass_costs(), self.times) if fitted else None
         self.values: list[list[float]] = []  # of each row's nodes, see `DraftSize.learn_trees`
 
     def propose(self, context: Context, k: int) -> Draft:
@@ -107,21 +107,26 @@ class PEagle(Eagle3):
 
     def _tree(self, logits: Tensor, context: Context) -> Draft:
         """The tree of logits `[B, k, Vd]`: each row's most promising nodes."""
+        from specrig.runtime.device import padded
+
         if self.size is None:
             least, trust = [-inf] * self.options.nodes, 0.0
         else:
             least, trust = [log(max(chance, LEAST)) for chance in self.size.least(MOST)], log(self.size.trust)
         found = self.head.greedy_tree(logits, least, self.options.top_k, trust) if context.sampler.greedy else None
         if found is None:
-            draft, values = self._tree_by_levels(logits, context)
+            draft, chances = self._tree_by_levels(logits, context)
+            n = draft.tokens.shape[1]
+            values = [row[:n] for row in chances.tolist()]
         else:
-            tokens, parents, values, counts = found
-            counts = [count if depth else 0 for count, depth in zip(counts, context.depths, strict=True)]
-            n, width, vocabulary = max(counts), self.options.top_k, self.head.vocabulary
-            draft = Draft(tokens[:, :n], parents[:, :n], lengths=counts, width=width, vocabulary=vocabulary)
-        n = draft.tokens.shape[1]
+            trees = [tree if depth else ([], [], []) for tree, depth in zip(found, context.depths, strict=True)]
+            values, lengths = [own for _, _, own in trees], [len(own) for _, _, own in trees]
+            n = max(lengths)
+            tokens = padded([own for own, _, _ in trees], n, logits.device)
+            parents = [own + [-1] * (n - len(own)) for _, own, _ in trees]
+            draft = Draft(tokens, parents, lengths=lengths, width=self.options.top_k, vocabulary=self.head.vocabulary)
         if self.size is not None:
-            self.values = [row[:n] if depth else [] for row, depth in zip(values.tolist(), context.depths, strict=True)]
+            self.values = [row if depth else [] for row, depth in zip(values, context.depths, strict=True)]
         return draft if n else empty_draft(context)
 
     def _tree_by_levels(self, logits: Tensor, context: Context) -> tuple[Draft, Tensor]:
@@ -158,4 +163,4 @@ class PEagle(Eagle3):
             self.size.learn_trees(self.values, verdict)
             self.values = []
         else:  # the round was another drafter's
-            self.size.learn(0.0, 0, verdict)
+            self.size.learn(0.0, 0, verdict, own=False)

@@ -11,6 +11,7 @@ After a match of one token it expects one at most: the draft model does.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
@@ -84,6 +85,8 @@ class SuffixHybrid(Suffix):
         if drafted.parents is None:
             offered = [min(depth, own) for depth, own in zip(depths, offered, strict=True)]
         lengths = [count or own for count, own in zip(copies, offered, strict=True)]
+        if not any(copies):
+            return replace(drafted, lengths=lengths)
         width = max(lengths)
         # -1 stands where the drafter's tokens go: one transfer to the device for both.
         known = [[-1] * width if depth else row for row, depth in zip(copied, depths, strict=True)]

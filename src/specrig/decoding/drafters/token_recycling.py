@@ -76,7 +76,7 @@ class TokenRecycling(Drafter):
         accuracy = assumed_accuracy(self.width, TALLEST)
         self.shape: FixedTree | FittedTree
         if self.options.nodes == "auto":
-            self.shape = FittedTree(DraftSize(self.resources.pass_costs()), accuracy)
+            self.shape = FittedTree(DraftSize(self.resources.pass_costs(), self.times), accuracy)
         else:
             # Wide below first choices and narrow below late ones; 80 nodes reach five or six levels deep, as the
             # paper's do.

@@ -31,7 +31,7 @@ from specrig.heads.draft_head import DraftHead
 from specrig.heads.layer import layer_like, layer_of, layer_shapes, mask_token
 from specrig.runtime.device import on_device
 from specrig.runtime.linear import Linear
-from specrig.runtime.model import CachedModel, Step
+from specrig.runtime.model import CachedModel
 from specrig.runtime.pointwise import rotate
 from specrig.runtime.types import DecodingError, Parents
 
@@ -120,10 +120,9 @@ class DFlashHead(DraftHead):
         """All of a block see each other."""
         return torch.ones((n, n), dtype=torch.bool, device=self.device).expand(self.cache.batch_size, n, n)
 
-    def _place(self, n: int, base: Tensor, own: Tensor | None, end: int) -> Step:
-        step = super()._place(n, base, own, end)
-        step.positions = base.unsqueeze(1) + torch.arange(n, device=self.device)
-        return step
+    def _depths(self, own: Tensor) -> Tensor:
+        """One after another, whatever they see."""
+        return torch.arange(own.shape[1], device=self.device).expand(len(own), -1)
 
 
 def _own_config(config: Any) -> dict[str, Any]:

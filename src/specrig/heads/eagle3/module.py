@@ -76,9 +76,7 @@ class Eagle3Head(EagleHead):
         self.fc = Linear(weights["fc.weight"])
         self.blocks = [layer_of(weights, "midlayer")]
         self.blocks += [layer_of(weights, f"layers.{index}", whole=True) for index in range(1, self.layers)]
-        self.embedding_norm, self.feature_norm = (
-            weights[f"midlayer.{name}.weight"] for name in ("input_layernorm", "hidden_norm")
-        )
+        self.entry_norms = weights["midlayer.input_layernorm.weight"], weights["midlayer.hidden_norm.weight"]
         self.norm = weights["norm.weight"]
         rows = weights["lm_head.weight"]
         if "d2t" in weights:
@@ -94,10 +92,11 @@ class Eagle3Head(EagleHead):
     @torch.inference_mode()
     def entry(self, tokens: Tensor, features: Tensor | None) -> tuple[Tensor, Tensor]:
         """See `LlamaModel.entry`."""
-        assert features is not None
+        assert features is not None and self.entry_norms is not None
         x, D = features.clone(), self.hidden_size  # the layer may overwrite its residual stream
-        embedded = F.rms_norm(F.embedding(tokens, self.embedding), (D,), self.embedding_norm, self.eps)
-        reads = torch.cat((embedded, F.rms_norm(x, (D,), self.feature_norm, self.eps)), -1)
+        embedding_norm, feature_norm = self.entry_norms
+        embedded = F.rms_norm(F.embedding(tokens, self.embedding), (D,), embedding_norm, self.eps)
+        reads = torch.cat((embedded, F.rms_norm(x, (D,), feature_norm, self.eps)), -1)
         return x, reads
 
     @torch.inference_mode()

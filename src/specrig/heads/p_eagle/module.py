@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 
 from specrig.heads import markov
 from specrig.heads.checkpoint import Shapes, untrained
@@ -62,10 +61,20 @@ class PEagleHead(Eagle3Head):
         return drawn | untrained({"mask_hidden": cls.shapes(config)["mask_hidden"]}, seed, 1.0)
 
     def take_weights(self, weights: dict[str, Tensor]) -> None:
-        """Build the layers and m from the checkpoint's tensors."""
+        """Build the layers from the checkpoint's tensors."""
         super().take_weights(weights)
-        self.mask_feature = self.fuse(weights["mask_hidden"])
+        self.entry_fc, self.mask_hidden = self.fc, weights["mask_hidden"]
         self.markov = MarkovBias.of(weights, self.order)
+
+    def fuse(self, aux_hidden_states: Tensor) -> Tensor:
+        """The target's three residual streams as they are: the pass that reads them makes features of them."""
+        return aux_hidden_states
+
+    @torch.inference_mode()
+    def entry(self, tokens: Tensor, features: Tensor | None) -> tuple[Tensor, Tensor]:
+        """See `LlamaModel.entry`. features: `[B, n, 3D]`, see `fuse`."""
+        assert features is not None
+        return super().entry(tokens, self.fc(features))
 
     def draft(self, rows: Sequence[Sequence[int]], done: Sequence[bool], k: int) -> Tensor:
         """Run the entries of the tokens that were accepted and k - 1 masks; returns the logits `[B, k, Vd]` of k
@@ -77,8 +86,10 @@ class PEagleHead(Eagle3Head):
         counts = [len(row) for row in accepted]
         width = self._features.shape[1] + k - 1
         tokens = padded([[*row, *[self.mask_id] * (width - len(row))] for row in accepted], width, self.device)
-        known = torch.arange(width, device=self.device) < on_device(counts, self.device).unsqueeze(1)
-        features = F.pad(self._features, (0, 0, 0, k - 1)).where(known.unsqueeze(-1), self.mask_feature)
+        features = torch.cat((self._features, self.mask_hidden.expand(len(rows), k - 1, -1)), 1)
+        if len(set(counts)) > 1:  # the masks of shorter rows begin before
+            known = torch.arange(width, device=self.device) < on_device(counts, self.device).unsqueeze(1)
+            features = features.where(known.unsqueeze(-1), self.mask_hidden)
         firsts = [max(count - 1, 0) for count in counts]
         logits, _ = self.run(tokens, features, last=[range(first, first + k) for first in firsts])
         self.keep([range(count) for count in counts])
