@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from specrig.decoding.sampling import BLOCK, Sampler, argmax, draw
+from specrig.decoding.sampling import BLOCK, Sampler, argmax, draw, softmax
+from specrig.runtime import compiled
 
 
 def test_a_stream_goes_on_as_its_seed_says_and_never_repeats() -> None:
@@ -136,3 +137,32 @@ def test_the_first_of_the_highest_is_chosen(dtype: torch.dtype) -> None:
     expected = [[row.tolist().index(max(row.tolist())) for row in rows] for rows in logits]
     assert argmax(logits).tolist() == expected and argmax(logits).dtype == torch.int64
     assert argmax(logits[0, 0]).item() == expected[0][0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("V", [3, 16, 37, 4096, 49_155])
+def test_compiled_code_draws_as_torch_does(monkeypatch: pytest.MonkeyPatch, V: int, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(V)
+    logits = torch.randn(5, 2, V, generator=generator).mul(4).to(dtype)
+    logits[0, 0, 1:] = -torch.inf  # one token is certain
+    logits[1, :, ::2] = -torch.inf  # half of the vocabulary is no choice
+    uniforms = torch.rand(5, 2, generator=generator)
+    uniforms[2] = torch.tensor([0.0, 1 - 2**-24])
+    mine = softmax(logits, 0.7)
+    drawn = draw(mine, uniforms)
+    none = draw(torch.zeros(2, V), uniforms[:2, 0])
+    many = softmax(logits[:, 0].repeat(500, 1), 0.7) if V < 100 else mine[:, 0]
+    monkeypatch.setattr(compiled, "supports", lambda *_: False)
+    torch.testing.assert_close(mine, softmax(logits, 0.7), atol=1e-7, rtol=2e-5)
+    torch.testing.assert_close(many[:5], mine[:, 0], atol=0, rtol=0)
+    torch.testing.assert_close(many[-5:], mine[:, 0], atol=0, rtol=0)
+    assert drawn.tolist() == draw(mine, uniforms).tolist()
+    assert none.tolist() == draw(torch.zeros(2, V), uniforms[:2, 0]).tolist() == [V, V]
+
+
+def test_compiled_code_never_draws_what_has_no_probability() -> None:
+    probs = torch.rand(2_000, 1_000, generator=torch.Generator().manual_seed(0)).relu_()
+    probs[torch.rand(probs.shape, generator=torch.Generator().manual_seed(1)) < 0.9] = 0.0
+    for uniforms in (torch.zeros(2_000), torch.full((2_000,), 1 - 2**-24), torch.rand(2_000)):
+        drawn = draw(probs, uniforms)
+        assert (probs.gather(1, drawn.unsqueeze(1)) > 0).all()

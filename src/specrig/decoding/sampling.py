@@ -22,10 +22,19 @@ def draw(probs: Tensor, uniforms: Tensor) -> Tensor:
     probs: `[..., V]`, non-negative, not necessarily normalised; uniforms: `[...]` in [0, 1). Returns int64 `[...]`.
     The sum runs in float64, so a token of probability zero is never drawn, not even at the far end of the vocabulary.
     """
+    if compiled.supports(probs.device, probs.dtype) and probs.dtype == torch.float32:
+        return compiled.draw(probs, uniforms)
     # u times the sum, instead of normalising: thresholds [..., 1] in cumulative probabilities [..., V].
     cumulative = probs.cumsum(-1, dtype=torch.float64)
     thresholds = uniforms.to(torch.float64).unsqueeze(-1) * cumulative[..., -1:]
     return torch.searchsorted(cumulative, thresholds, right=True).squeeze(-1)
+
+
+def softmax(logits: Tensor, temperature: float) -> Tensor:
+    """The distributions of logits `[..., V]` at a temperature above 0, float32."""
+    if compiled.supports(logits.device, logits.dtype):
+        return compiled.softmax(logits, temperature)
+    return torch.softmax(logits.float() / temperature, -1)
 
 
 def to_full_vocabulary(probs: Tensor, vocabulary: Tensor | None, V: int) -> Tensor:
@@ -100,7 +109,7 @@ class Sampler:
     def probs(self, logits: Tensor) -> Tensor:
         """The distribution that tokens are drawn from, `[..., V]` float32: softmax of logits over temperature."""
         if self._each is None:
-            probs = torch.softmax(logits.float() / self.temperature, -1)
+            probs = softmax(logits, self.temperature)
         else:
             each = self._each.view(-1, *[1] * (logits.dim() - 1))
             certain = torch.zeros_like(logits, dtype=torch.float32).scatter_(-1, argmax(logits).unsqueeze(-1), 1.0)
@@ -133,6 +142,8 @@ class Sampler:
         probs = self.probs(logits)
         B, m, V = probs.shape
         uniforms = self.uniforms([count * width for count in counts], m * width)
+        if width == 1:
+            return draw(probs, uniforms).unsqueeze(-1), probs
         left, tokens = probs.clone(), []  # left: the distribution without the siblings drawn so far, [B, m, V]
         for thresholds in uniforms.view(B, m, width).unbind(-1):
             # Where nothing is left to draw the token is out of range; it is clamped, and verification passes it over.

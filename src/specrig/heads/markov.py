@@ -16,6 +16,7 @@ from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 
 from specrig.heads.checkpoint import Shapes
 from specrig.runtime import compiled
+from specrig.runtime.linear import Linear
 
 _EMBEDDING, _LM_HEAD, RANK = "markov.embedding.weight", "markov.lm_head.weight", "markov_rank"
 TENSORS = _EMBEDDING, _LM_HEAD
@@ -38,6 +39,8 @@ class MarkovBias(nn.Module):
 
     blocks: Tensor | None = None
     """W2 as compiled code reads it; None: none does."""
+    product: Linear | None = None
+    """W2 as decoding multiplies with it; None: as training does."""
 
     def __init__(self, embedding: Tensor, lm_head: Tensor) -> None:
         super().__init__()
@@ -59,6 +62,7 @@ class MarkovBias(nn.Module):
             return None
         found = cls(weights[_EMBEDDING], weights[_LM_HEAD][rows]).requires_grad_(False)
         found.blocks = compiled.chain_blocks(found.lm_head.detach())
+        found.product = Linear(found.lm_head.detach())
         return found
 
     def tensors(self) -> dict[str, Tensor]:
@@ -67,7 +71,8 @@ class MarkovBias(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """The bias `[..., Vd]` after `tokens` `[...]`."""
-        return F.linear(F.embedding(tokens, self.embedding), self.lm_head)
+        embedded = F.embedding(tokens, self.embedding)
+        return F.linear(embedded, self.lm_head) if self.product is None else self.product(embedded)
 
     def greedy(self, logits: Tensor, ids: Tensor | None) -> Tensor | None:
         """Of logits `[B, k, Vd]`, whose first have no bias, the places `[B, k]` of the highest, one behind the other, as

@@ -119,11 +119,11 @@ class KeyValueCache:
             start, index = self.lengths[row], self._stack_rows[row]
             if kept and kept[-1] != len(kept) - 1:  # not simply the first entries: a path through a tree
                 # Gather the path's entries right behind the context.
+                path = [start + node for node in kept]
                 if all(map(on_host, self._devices)) and compiled.library() is not None:
                     for stack in self._stacks:
-                        compiled.keep_path(stack, index, start, kept)
+                        compiled.keep_path(stack, index, start, path)
                 else:
-                    path = [start + node for node in kept]
                     sources = {device: on_device(path, device) for device in self._devices}
                     for stack in self._stacks:
                         stack[:, index, :, start : start + len(kept)] = stack[:, index, :, sources[stack.device]]

@@ -737,14 +737,14 @@ void linear(void *y, const char *x, int64_t rows, const char *weight, const void
     }
 }
 
-/* Of a cache's entries [layers, B, heads, S, bytes]: row `row` of each layer gets, behind its first `start` slots, those that stand at
- * start + path[i], in this order. `path` rises. */
+/* Of a cache's entries [layers, B, heads, S, bytes]: row `row` of each layer gets, behind its first `start` slots, those of the slots
+ * `path`, which rise, in this order. */
 void keep_path(char *entries, int64_t layers, int64_t B, int64_t heads, int64_t S, int64_t bytes, int64_t row, int64_t start, const int64_t *path,
                int64_t count) {
     for (int64_t layer = 0; layer < layers; layer++)
         for (int64_t head = 0; head < heads; head++) {
-            char *own = entries + (((layer * B + row) * heads + head) * S + start) * bytes;
-            for (int64_t i = 0; i < count; i++) if (path[i] != i) memcpy(own + i * bytes, own + path[i] * bytes, bytes);
+            char *own = entries + ((layer * B + row) * heads + head) * S * bytes;
+            for (int64_t i = 0; i < count; i++) if (path[i] != start + i) memcpy(own + (start + i) * bytes, own + path[i] * bytes, bytes);
         }
 }
 
@@ -786,6 +786,97 @@ void argmax(int64_t *out, const void *logits, int64_t rows, int64_t V, int bf16,
                 highest = y;
                 out[r] = c;
             }
+        }
+    }
+}
+
+/* The last numbers of a row, fewer than a vector holds, with -infinity behind them. */
+INLINE vec load_last(const void *from, int64_t at, int64_t there, int bf16) {
+    uint32_t last[W];
+    for (int i = 0; i < W; i++) last[i] = 0xff800000;
+    for (int i = 0; i < there; i++) last[i] = bf16 ? (uint32_t)((const uint16_t *)from)[at + i] << 16 : ((const uint32_t *)from)[at + i];
+    return *(const vec *)last;
+}
+
+/* probs [rows, V]: softmax of logits [rows, V] times `scale`. A row's sums run in an order that depends on V alone. */
+void softmax(float *probs, const void *logits, int64_t rows, int64_t V, float scale, int bf16, int threads) {
+    enum { SPANS = 8, MOST = 1024 }; /* spans of a row, each summed by one thread; rows at a time */
+    if (rows > MOST) {
+        softmax(probs + MOST * V, (const char *)logits + MOST * V * (bf16 ? 2 : 4), rows - MOST, V, scale, bf16, threads);
+        rows = MOST;
+    }
+    const int64_t blocks = (V + W - 1) / W;
+    float highest[rows * SPANS], masses[rows * SPANS];
+    #pragma omp parallel num_threads(threads)
+    {
+        #pragma omp for
+        for (int64_t item = 0; item < rows * SPANS; item++) {
+            const int64_t row = item / SPANS, span = item % SPANS;
+            vec most = (vec){0} - INFINITY;
+            for (int64_t block = blocks * span / SPANS; block < blocks * (span + 1) / SPANS; block++) {
+                const int64_t at = row * V + block * W, there = V - block * W;
+                const vec y = there < W ? load_last(logits, at, there, bf16) : load(logits, at, bf16);
+                most = choose(y > most, y, most);
+            }
+            highest[item] = -INFINITY;
+            EACH(i, W) highest[item] = most[i] > highest[item] ? most[i] : highest[item];
+        }
+        #pragma omp for
+        for (int64_t item = 0; item < rows * SPANS; item++) {
+            const int64_t row = item / SPANS, span = item % SPANS;
+            float top = -INFINITY;
+            for (int other = 0; other < SPANS; other++) top = highest[row * SPANS + other] > top ? highest[row * SPANS + other] : top;
+            vec mass = {0};
+            for (int64_t block = blocks * span / SPANS; block < blocks * (span + 1) / SPANS; block++) {
+                const int64_t at = row * V + block * W, there = V - block * W;
+                const vec y = exponential(((there < W ? load_last(logits, at, there, bf16) : load(logits, at, bf16)) - top) * scale);
+                mass += y;
+                if (there < W) memcpy(probs + at, &y, there * 4);
+                else store(probs, at, y, 0);
+            }
+            masses[item] = sum(mass);
+        }
+        #pragma omp for
+        for (int64_t item = 0; item < rows * SPANS; item++) {
+            const int64_t row = item / SPANS, span = item % SPANS;
+            float mass = 0.0f;
+            for (int other = 0; other < SPANS; other++) mass += masses[row * SPANS + other];
+            const float share = 1.0f / mass;
+            const int64_t to = blocks * (span + 1) / SPANS * W;
+            for (int64_t i = row * V + blocks * span / SPANS * W; i < row * V + (to < V ? to : V); i++) probs[i] *= share;
+        }
+    }
+}
+
+/* Of each row of probs [rows, V], not negative, the first token whose cumulative sum exceeds its uniform times the row's sum; V where
+ * there is none, since the row is zero. Sums are float64. */
+void draw(int64_t *tokens, const float *probs, const double *uniforms, int64_t rows, int64_t V, int threads) {
+    enum { SPAN = 512 };
+    #pragma omp parallel for num_threads(threads)
+    for (int64_t row = 0; row < rows; row++) {
+        const float *own = probs + row * V;
+        const int64_t spans = (V + SPAN - 1) / SPAN;
+        double sums[spans], total = 0.0;
+        for (int64_t span = 0; span < spans; span++) {
+            const int64_t from = span * SPAN, to = from + SPAN < V ? from + SPAN : V;
+            double part[8] = {0};
+            int64_t i = from;
+            for (; i + 8 <= to; i += 8) for (int lane = 0; lane < 8; lane++) part[lane] += own[i + lane];
+            for (; i < to; i++) part[0] += own[i];
+            sums[span] = ((part[0] + part[4]) + (part[1] + part[5])) + ((part[2] + part[6]) + (part[3] + part[7]));
+            total += sums[span];
+        }
+        const double threshold = uniforms[row] * total;
+        double reached = 0.0;
+        tokens[row] = V;
+        for (int64_t span = 0; span < spans; span++) {
+            if (reached + sums[span] <= threshold) { reached += sums[span]; continue; }
+            const int64_t to = (span + 1) * SPAN < V ? (span + 1) * SPAN : V;
+            for (int64_t i = span * SPAN; i < to && reached <= threshold; i++) if (own[i] > 0.0f) {
+                reached += own[i];
+                tokens[row] = i; /* where rounding leaves the sum below the threshold, the last one that is possible */
+            }
+            break;
         }
     }
 }

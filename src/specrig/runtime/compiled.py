@@ -38,7 +38,9 @@ def library() -> Any:
         loaded.greedy_tree.argtypes = [*[c_void_p] * 8, *[c_int64] * 6, c_void_p, c_float, c_int, c_int]
         loaded.argmax.argtypes = [c_void_p, c_void_p, c_int64, c_int64, c_int, c_int]
         loaded.keep_path.argtypes = [c_void_p, *[c_int64] * 7, c_void_p, c_int64]
-        for name in ("linear", "forward", "argmax", "greedy_chain", "greedy_tree", "keep_path"):
+        loaded.softmax.argtypes = [c_void_p, c_void_p, c_int64, c_int64, c_float, c_int, c_int]
+        loaded.draw.argtypes = [c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int]
+        for name in ("linear", "forward", "argmax", "softmax", "draw", "greedy_chain", "greedy_tree", "keep_path"):
             getattr(loaded, name).restype = None
     return loaded
 
@@ -111,6 +113,25 @@ def argmax(logits: Tensor) -> Tensor:
     return out
 
 
+def softmax(logits: Tensor, temperature: float) -> Tensor:
+    """Softmax of logits `[..., V]` over a temperature, float32."""
+    logits = logits.contiguous()
+    probs, V = torch.empty(logits.shape, dtype=torch.float32), logits.shape[-1]
+    rows, bf16 = logits.numel() // V, logits.dtype == torch.bfloat16
+    library().softmax(probs.data_ptr(), logits.data_ptr(), rows, V, 1 / temperature, bf16, torch.get_num_threads())
+    return probs
+
+
+def draw(probs: Tensor, uniforms: Tensor) -> Tensor:
+    """See `decoding.sampling.draw`; probs: float32."""
+    probs, uniforms = probs.contiguous(), uniforms.expand(probs.shape[:-1]).double().contiguous()
+    tokens, V = torch.empty(probs.shape[:-1], dtype=torch.int64), probs.shape[-1]
+    rows = tokens.numel()
+    threads = torch.get_num_threads() if rows > 1 else 1
+    library().draw(tokens.data_ptr(), probs.data_ptr(), uniforms.data_ptr(), rows, V, threads)
+    return tokens
+
+
 def chain_blocks(weight: Tensor) -> Tensor | None:
     """A weight `[V, r]` as `greedy_chain` reads it, `[V / W, r, W]`; None where it cannot."""
     if not supports(weight.device, weight.dtype) or any(size % vector_width() for size in weight.shape):
@@ -180,8 +201,8 @@ def greedy_tree(
 
 
 def keep_path(entries: Tensor, row: int, start: int, path: Sequence[int]) -> None:
-    """Of a cache's entries `[layers, B, heads, S, width]` row `row` gets, from slot `start` on, those that stand at
-    `start + path[i]`, in this order. path: rising.
+    """Of a cache's entries `[layers, B, heads, S, width]` row `row` gets, from slot `start` on, those of the slots
+    `path`, which rise, in this order.
     """
     layers, B, heads, S, width = entries.shape
     bytes_each = width * entries.element_size()

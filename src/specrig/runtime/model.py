@@ -61,6 +61,8 @@ class CachedModel(ABC):
 
     replays: ClassVar[bool] = True
     """Whether its passes can be recorded: nothing in them may run on the host or depend on it."""
+    consecutive: ClassVar[bool] = False
+    """Whether a pass's tokens stand one after another, whatever they see of each other."""
 
     def __init__(
         self, config: Any, *, device: torch.device, dtype: torch.dtype, layout: Sequence[LayerShape] | None = None
@@ -264,14 +266,9 @@ class CachedModel(ABC):
         base = end - own.shape[-1]
         seen = np.ones((len(own), 1, n, end), bool)
         seen[:, 0, :, base:] = own.numpy()
-        positions = torch.from_numpy(base + self._depths(own).numpy())
+        depths = np.broadcast_to(np.arange(n), own.shape[:2]) if self.consecutive else own.numpy().sum(-1) - 1
+        positions = torch.from_numpy(base + depths)
         return Step(positions, slice(end - n, end), end, [torch.from_numpy(seen)] * len(self.patterns))
-
-    def _depths(self, own: Tensor) -> Tensor:
-        """How far behind the context each token stands, `[B, n]`: the number of its ancestors. own: see `_own`."""
-        if on_host(own.device):
-            return torch.from_numpy(own.numpy().sum(-1) - 1)
-        return own.sum(-1) - 1
 
     def _place(self, n: int, base: Tensor, own: Tensor | None, end: int) -> Step:
         """The step of n tokens behind contexts of lengths `base` `[B]`. own: see `_own`; end: slots that are read."""
@@ -286,7 +283,8 @@ class CachedModel(ABC):
         column = behind.clamp(0, m - 1).unsqueeze(1).expand(-1, n, -1)
         seen = own.gather(-1, column) & (behind < m).unsqueeze(1) | (behind < 0).unsqueeze(1)
         slots = base + torch.arange(m - n, m, device=self.device)
-        positions = base + self._depths(own)
+        # A token's position is the context's length plus its depth in the tree, that is the number of its ancestors.
+        positions = base + (torch.arange(n, device=self.device) if self.consecutive else own.sum(-1) - 1)
         masks: list[Tensor | None] = [seen.unsqueeze(1)] * len(self.patterns)
         for number, pattern in enumerate(self.patterns):
             if pattern.hides_any(end):

@@ -47,6 +47,7 @@ class DFlashHead(DraftHead):
 
     title: ClassVar[str] = "DFlash head"
     config_class: ClassVar[type[PreTrainedConfig]] = Qwen3Config
+    consecutive: ClassVar[bool] = True
 
     def _check(self, tensors: dict[str, Tensor], target: CachedModel) -> None:
         super()._check(tensors, target)
@@ -119,10 +120,6 @@ class DFlashHead(DraftHead):
     def _own(self, n: int, parents: Parents | None) -> Tensor:
         """All of a block see each other."""
         return torch.ones((n, n), dtype=torch.bool, device=self.device).expand(self.cache.batch_size, n, n)
-
-    def _depths(self, own: Tensor) -> Tensor:
-        """One after another, whatever they see."""
-        return torch.arange(own.shape[1], device=self.device).expand(len(own), -1)
 
 
 def _own_config(config: Any) -> dict[str, Any]:
