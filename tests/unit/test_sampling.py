@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from specrig.decoding.sampling import BLOCK, Sampler, argmax, draw, softmax
+from specrig.decoding.sampling import BLOCK, Sampler, argmax, draw, softmax, top
 from specrig.runtime import compiled
 
 
@@ -166,3 +166,16 @@ def test_compiled_code_never_draws_what_has_no_probability() -> None:
     for uniforms in (torch.zeros(2_000), torch.full((2_000,), 1 - 2**-24), torch.rand(2_000)):
         drawn = draw(probs, uniforms)
         assert (probs.gather(1, drawn.unsqueeze(1)) > 0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("V", "k"), [(3, 3), (16, 5), (37, 8), (49_155, 8)])
+def test_the_highest_come_first_and_of_equals_the_earlier(V: int, k: int, dtype: torch.dtype) -> None:
+    logits = torch.randn(6, 2, V, generator=torch.Generator().manual_seed(V)).to(dtype)
+    logits[0] = 1.0  # all equal
+    logits[1, 0] = torch.arange(V)  # the last ones, rising
+    logits[1, 1, k - 1 :] = -torch.inf  # fewer than k are possible
+    found = top(logits, k)
+    expected = (-logits.float()).numpy().argsort(-1, kind="stable")[..., :k]
+    assert found.shape == (6, 2, k) and found.tolist() == expected.tolist()
+    assert torch.equal(top(logits, 1)[..., 0], argmax(logits))

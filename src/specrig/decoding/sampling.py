@@ -56,6 +56,15 @@ def argmax(logits: Tensor) -> Tensor:
     return logits.argmax(-1)
 
 
+def top(logits: Tensor, k: int) -> Tensor:
+    """The places of the k highest of `[..., V]`, best first: int64 `[..., k]`."""
+    if k == 1:
+        return argmax(logits).unsqueeze(-1)
+    if compiled.supports(logits.device, logits.dtype):
+        return compiled.top(logits, k)
+    return logits.topk(k, -1).indices
+
+
 class Sampler:
     """Temperature and one random stream a row. At temperature 0 nothing is random."""
 
@@ -138,7 +147,7 @@ class Sampler:
         `[B, m, V]` drawn from, None when greedy.
         """
         if self.greedy:
-            return argmax(logits).unsqueeze(-1) if width == 1 else logits.topk(width, -1).indices, None
+            return top(logits, width), None
         probs = self.probs(logits)
         B, m, V = probs.shape
         uniforms = self.uniforms([count * width for count in counts], m * width)

@@ -179,12 +179,13 @@ class Layout:
 
         vocabulary: `[Vd]`, the target's tokens that the logits are of; None: all.
         """
+        from specrig.decoding.sampling import top
         from specrig.runtime.device import constant
 
         probs = None
         if ranked or context.sampler.greedy:
             # [B, depth, V] -> the table of the most likely tokens [B, depth · width] -> one token a node [B, n].
-            tokens = logits.topk(self.width, -1).indices.flatten(1)[:, constant(tuple(self.slots), logits.device)]
+            tokens = top(logits, self.width).flatten(1)[:, constant(tuple(self.slots), logits.device)]
         else:
             counts = [min(depth, self.depth) for depth in context.depths]
             # A row draws for no more levels than it can use, so that it samples the same in a batch as alone.
@@ -286,6 +287,7 @@ class Plan:
         """
         import torch
 
+        from specrig.decoding.sampling import top
         from specrig.runtime.device import constant, on_device
 
         sampler = context.sampler
@@ -296,7 +298,7 @@ class Plan:
         for depth, level in enumerate(self.levels):
             logits = children(depth, opened)
             if ranked:
-                chosen = logits.topk(level.width, -1).indices
+                chosen = top(logits, level.width)
             else:
                 # A row draws for no more levels than it can use, so that it samples the same in a batch as alone.
                 counts = [level.open * (own > depth) for own in context.depths]

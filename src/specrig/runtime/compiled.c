@@ -790,12 +790,49 @@ void argmax(int64_t *out, const void *logits, int64_t rows, int64_t V, int bf16,
     }
 }
 
+/* Whether any of x's numbers is above the same place's of y. */
+INLINE int any_above(vec x, vec y) {
+#ifdef __AVX512F__
+    return _mm512_cmp_ps_mask((__m512)x, (__m512)y, _CMP_GT_OQ) != 0;
+#elif defined __AVX2__
+    return _mm256_movemask_ps(_mm256_cmp_ps((__m256)x, (__m256)y, _CMP_GT_OQ)) != 0;
+#else
+    const lanes above = x > y;
+    int found = 0;
+    EACH(i, W) found |= above[i];
+    return found != 0;
+#endif
+}
+
 /* The last numbers of a row, fewer than a vector holds, with -infinity behind them. */
 INLINE vec load_last(const void *from, int64_t at, int64_t there, int bf16) {
     uint32_t last[W];
     for (int i = 0; i < W; i++) last[i] = 0xff800000;
     for (int i = 0; i < there; i++) last[i] = bf16 ? (uint32_t)((const uint16_t *)from)[at + i] << 16 : ((const uint32_t *)from)[at + i];
     return *(const vec *)last;
+}
+
+/* Of each row of logits [rows, V] the places [rows, k] of its k highest, best first; of equals the first. k is V at most. */
+void top(int64_t *places, const void *logits, int64_t rows, int64_t V, int64_t k, int bf16, int threads) {
+    #pragma omp parallel for num_threads(threads)
+    for (int64_t row = 0; row < rows; row++) {
+        float best[k];
+        int64_t *own = places + row * k, known = 0;
+        vec least = (vec){0} - INFINITY; /* of the k so far */
+        for (int64_t block = 0; block < V; block += W) {
+            const int64_t there = V - block < W ? V - block : W;
+            const vec y = there < W ? load_last(logits, row * V + block, there, bf16) : load(logits, row * V + block, bf16);
+            if (known == k && !any_above(y, least)) continue;
+            for (int64_t i = 0; i < there; i++) {
+                if (known == k && !(y[i] > best[k - 1])) continue;
+                int64_t at = known < k ? known++ : k - 1;
+                for (; at && y[i] > best[at - 1]; at--) { best[at] = best[at - 1]; own[at] = own[at - 1]; }
+                best[at] = y[i];
+                own[at] = block + i;
+            }
+            if (known == k) least = (vec){0} + best[k - 1];
+        }
+    }
 }
 
 /* probs [rows, V]: softmax of logits [rows, V] times `scale`. A row's sums run in an order that depends on V alone. */

@@ -38,9 +38,20 @@ def library() -> Any:
         loaded.greedy_tree.argtypes = [*[c_void_p] * 8, *[c_int64] * 6, c_void_p, c_float, c_int, c_int]
         loaded.argmax.argtypes = [c_void_p, c_void_p, c_int64, c_int64, c_int, c_int]
         loaded.keep_path.argtypes = [c_void_p, *[c_int64] * 7, c_void_p, c_int64]
+        loaded.top.argtypes = [c_void_p, c_void_p, *[c_int64] * 3, c_int, c_int]
         loaded.softmax.argtypes = [c_void_p, c_void_p, c_int64, c_int64, c_float, c_int, c_int]
         loaded.draw.argtypes = [c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int]
-        for name in ("linear", "forward", "argmax", "softmax", "draw", "greedy_chain", "greedy_tree", "keep_path"):
+        for name in (
+            "linear",
+            "forward",
+            "argmax",
+            "top",
+            "softmax",
+            "draw",
+            "greedy_chain",
+            "greedy_tree",
+            "keep_path",
+        ):
             getattr(loaded, name).restype = None
     return loaded
 
@@ -111,6 +122,16 @@ def argmax(logits: Tensor) -> Tensor:
     V, bf16 = logits.shape[-1], logits.dtype == torch.bfloat16
     library().argmax(out.data_ptr(), logits.data_ptr(), out.numel(), V, bf16, threads)
     return out
+
+
+def top(logits: Tensor, k: int) -> Tensor:
+    """The places of the k highest of `[..., V]`, best first, of equals the first: int64 `[..., k]`."""
+    logits = logits.contiguous()
+    places, V = torch.empty((*logits.shape[:-1], k), dtype=torch.int64), logits.shape[-1]
+    rows = logits.numel() // V
+    threads = torch.get_num_threads() if rows > 1 else 1
+    library().top(places.data_ptr(), logits.data_ptr(), rows, V, k, logits.dtype == torch.bfloat16, threads)
+    return places
 
 
 def softmax(logits: Tensor, temperature: float) -> Tensor:

@@ -173,14 +173,16 @@ class Eagle2(Eagle):
         that they were drawn from; None if greedy, where the children are the most likely tokens and their worths the
         probabilities.
         """
+        from specrig.decoding.sampling import softmax, top
+
         if context.sampler.greedy:
-            best = logits.float().log_softmax(-1).topk(width, -1)
-            return self.head.target_ids(best.indices), best.values, None
+            best = top(logits, width)
+            return self.head.target_ids(best), softmax(logits, 1.0).gather(-1, best).log(), None
         counts = [logits.shape[1] if depth else 0 for depth in context.depths]
         slots, q = context.sampler.candidates(logits, width, counts)
         assert q is not None
         # The j-th draw: (1 - DRAWN) times the j-th highest probability, and DRAWN more for the first.
-        worth = (1 - DRAWN) * q.topk(width, -1).values
+        worth = (1 - DRAWN) * q.gather(-1, top(q, width))
         worth[..., 0] += DRAWN
         # Rounding must not put a child above its parent.
         return self.head.target_ids(slots), worth.clamp_(max=1.0).log(), q

@@ -126,6 +126,7 @@ class TokenRecycling(Drafter):
         """Write the successors of every token that was scored. Of a token scored twice the one on the accepted path
         counts, else the later.
         """
+        from specrig.decoding.sampling import top
         from specrig.runtime.device import on_device
 
         assert verdict.logits is not None
@@ -149,7 +150,7 @@ class TokenRecycling(Drafter):
             self.known[row].update(last)
         # One top-k over the logits [scored, V] of all rows' scored tokens.
         at, token_ids, node = on_device([rows, tokens, nodes], self.device)
-        self.matrix[at, token_ids] = verdict.logits[at, node].topk(self.width, -1).indices.int()
+        self.matrix[at, token_ids] = top(verdict.logits[at, node], self.width).int()
 
     def _grow(self, paths: tuple[Ranks, ...]) -> None:
         """Prepare a tree: for each level the index tensors that fill it, and the parents of all nodes."""
