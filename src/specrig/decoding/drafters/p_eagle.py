@@ -117,7 +117,7 @@ class PEagle(Eagle3):
         if found is None:
             draft, chances = self._tree_by_levels(logits, context)
             n = draft.tokens.shape[1]
-            values = [row[:n] for row in chances.tolist()]
+            values = [] if self.size is None else [row[:n] for row in chances.tolist()]
         else:
             trees = [tree if depth else ([], [], []) for tree, depth in zip(found, context.depths, strict=True)]
             values, lengths = [own for _, _, own in trees], [len(own) for _, _, own in trees]
