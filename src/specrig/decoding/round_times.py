@@ -40,7 +40,8 @@ class RoundTimes:
         """A round ends here. tokens: that it emitted, a row; cost: of its target pass, in plain passes; own: whether
         this drafter drafted it.
         """
-        seconds, self._since = self._clock() - self._since, self._clock()
+        now = self._clock()
+        seconds, self._since = now - self._since, now
         self._rounds, self._tokens, self._seconds = (
             MEMORY * old + new for old, new in ((self._rounds, 1.0), (self._tokens, tokens), (self._seconds, seconds))
         )

@@ -151,9 +151,10 @@ class Sampler:
         probs = self.probs(logits)
         B, m, V = probs.shape
         uniforms = self.uniforms([count * width for count in counts], m * width)
-        if width == 1:
-            return draw(probs, uniforms).unsqueeze(-1), probs
-        left, tokens = probs.clone(), []  # left: the distribution without the siblings drawn so far, [B, m, V]
+        left, tokens = (
+            probs if width == 1 else probs.clone(),
+            [],
+        )  # left: the distribution without the siblings drawn so far, [B, m, V]
         for thresholds in uniforms.view(B, m, width).unbind(-1):
             # Where nothing is left to draw the token is out of range; it is clamped, and verification passes it over.
             token = draw(left, thresholds).clamp_(max=V - 1)

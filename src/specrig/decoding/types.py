@@ -139,6 +139,16 @@ class Context:
         return len(self.tokens)
 
 
+def tree_draft(trees: Sequence[tuple[list[int], list[int]]], device: Any, **known: Any) -> Draft:
+    """A draft of trees that the host knows: each row's tokens and parents. known: other fields of the Draft."""
+    from specrig.runtime.device import padded
+
+    lengths = [len(tokens) for tokens, _ in trees]
+    n = max(lengths)
+    parents = [own + [-1] * (n - len(own)) for _, own in trees] if n else None
+    return Draft(padded([tokens for tokens, _ in trees], n, device), parents, lengths=lengths, **known)
+
+
 def empty_draft(context: Context) -> Draft:
     """A draft without nodes: the round is a plain decoding step."""
     import torch

@@ -769,24 +769,23 @@ INLINE float first_highest(Highest found, int64_t *place) {
     return highest;
 }
 
+/* W numbers of a row of V, from its place `at` on; -infinity behind its end. */
+INLINE vec load_row(const void *from, int64_t row, int64_t V, int64_t at, int bf16) {
+    if (V - at >= W) return load(from, row * V + at, bf16);
+    uint32_t last[W];
+    for (int64_t i = 0; i < W; i++)
+        last[i] = at + i >= V ? 0xff800000 : bf16 ? (uint32_t)((const uint16_t *)from)[row * V + at + i] << 16 : ((const uint32_t *)from)[row * V + at + i];
+    return *(const vec *)last;
+}
+
 /* Of each row of logits [rows, V] the place of the highest; of equals the first. */
 void argmax(int64_t *out, const void *logits, int64_t rows, int64_t V, int bf16, int threads) {
     #pragma omp parallel for num_threads(threads)
     for (int64_t r = 0; r < rows; r++) {
         Highest found = highest_of_none();
-        const int64_t whole = V / W * W;
-        for (int64_t c = 0; c < whole; c += W) found = highest_with(found, load(logits, r * V + c, bf16), c);
+        for (int64_t c = 0; c < V; c += W) found = highest_with(found, load_row(logits, r, V, c, bf16), c);
         out[r] = 0;
-        float highest = first_highest(found, out + r);
-        for (int64_t c = whole; c < V; c++) {
-            const uint32_t wide = bf16 ? (uint32_t)((const uint16_t *)logits)[r * V + c] << 16 : ((const uint32_t *)logits)[r * V + c];
-            float y;
-            memcpy(&y, &wide, 4);
-            if (y > highest) {
-                highest = y;
-                out[r] = c;
-            }
-        }
+        first_highest(found, out + r);
     }
 }
 
@@ -804,14 +803,6 @@ INLINE int any_above(vec x, vec y) {
 #endif
 }
 
-/* The last numbers of a row, fewer than a vector holds, with -infinity behind them. */
-INLINE vec load_last(const void *from, int64_t at, int64_t there, int bf16) {
-    uint32_t last[W];
-    for (int i = 0; i < W; i++) last[i] = 0xff800000;
-    for (int i = 0; i < there; i++) last[i] = bf16 ? (uint32_t)((const uint16_t *)from)[at + i] << 16 : ((const uint32_t *)from)[at + i];
-    return *(const vec *)last;
-}
-
 /* Of each row of logits [rows, V] the places [rows, k] of its k highest, best first; of equals the first. k is V at most. */
 void top(int64_t *places, const void *logits, int64_t rows, int64_t V, int64_t k, int bf16, int threads) {
     #pragma omp parallel for num_threads(threads)
@@ -820,10 +811,9 @@ void top(int64_t *places, const void *logits, int64_t rows, int64_t V, int64_t k
         int64_t *own = places + row * k, known = 0;
         vec least = (vec){0} - INFINITY; /* of the k so far */
         for (int64_t block = 0; block < V; block += W) {
-            const int64_t there = V - block < W ? V - block : W;
-            const vec y = there < W ? load_last(logits, row * V + block, there, bf16) : load(logits, row * V + block, bf16);
+            const vec y = load_row(logits, row, V, block, bf16);
             if (known == k && !any_above(y, least)) continue;
-            for (int64_t i = 0; i < there; i++) {
+            for (int64_t i = 0; i < W && block + i < V; i++) {
                 if (known == k && !(y[i] > best[k - 1])) continue;
                 int64_t at = known < k ? known++ : k - 1;
                 for (; at && y[i] > best[at - 1]; at--) { best[at] = best[at - 1]; own[at] = own[at - 1]; }
@@ -851,8 +841,7 @@ void softmax(float *probs, const void *logits, int64_t rows, int64_t V, float sc
             const int64_t row = item / SPANS, span = item % SPANS;
             vec most = (vec){0} - INFINITY;
             for (int64_t block = blocks * span / SPANS; block < blocks * (span + 1) / SPANS; block++) {
-                const int64_t at = row * V + block * W, there = V - block * W;
-                const vec y = there < W ? load_last(logits, at, there, bf16) : load(logits, at, bf16);
+                const vec y = load_row(logits, row, V, block * W, bf16);
                 most = choose(y > most, y, most);
             }
             highest[item] = -INFINITY;
@@ -866,7 +855,7 @@ void softmax(float *probs, const void *logits, int64_t rows, int64_t V, float sc
             vec mass = {0};
             for (int64_t block = blocks * span / SPANS; block < blocks * (span + 1) / SPANS; block++) {
                 const int64_t at = row * V + block * W, there = V - block * W;
-                const vec y = exponential(((there < W ? load_last(logits, at, there, bf16) : load(logits, at, bf16)) - top) * scale);
+                const vec y = exponential((load_row(logits, row, V, block * W, bf16) - top) * scale);
                 mass += y;
                 if (there < W) memcpy(probs + at, &y, there * 4);
                 else store(probs, at, y, 0);

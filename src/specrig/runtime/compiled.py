@@ -33,26 +33,20 @@ def library() -> Any:
     loaded = compiler.load(__file__)
     if loaded is not None:
         loaded.scratch_floats.restype = loaded.input_bytes.restype = loaded.vector_width.restype = c_int64
-        loaded.linear.argtypes = [c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_int64, c_int, c_int]
-        loaded.greedy_chain.argtypes = [*[c_void_p] * 5, *[c_int64] * 4, c_int, c_int]
-        loaded.greedy_tree.argtypes = [*[c_void_p] * 8, *[c_int64] * 6, c_void_p, c_float, c_int, c_int]
-        loaded.argmax.argtypes = [c_void_p, c_void_p, c_int64, c_int64, c_int, c_int]
-        loaded.keep_path.argtypes = [c_void_p, *[c_int64] * 7, c_void_p, c_int64]
-        loaded.top.argtypes = [c_void_p, c_void_p, *[c_int64] * 3, c_int, c_int]
-        loaded.softmax.argtypes = [c_void_p, c_void_p, c_int64, c_int64, c_float, c_int, c_int]
-        loaded.draw.argtypes = [c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int]
-        for name in (
-            "linear",
-            "forward",
-            "argmax",
-            "top",
-            "softmax",
-            "draw",
-            "greedy_chain",
-            "greedy_tree",
-            "keep_path",
-        ):
-            getattr(loaded, name).restype = None
+        arguments: dict[str, list[Any]] = {
+            "forward": [c_void_p],
+            "linear": [c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_int64, c_int, c_int],
+            "argmax": [c_void_p, c_void_p, c_int64, c_int64, c_int, c_int],
+            "top": [c_void_p, c_void_p, *[c_int64] * 3, c_int, c_int],
+            "softmax": [c_void_p, c_void_p, c_int64, c_int64, c_float, c_int, c_int],
+            "draw": [c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int],
+            "greedy_chain": [*[c_void_p] * 5, *[c_int64] * 4, c_int, c_int],
+            "greedy_tree": [*[c_void_p] * 8, *[c_int64] * 6, c_void_p, c_float, c_int, c_int],
+            "keep_path": [c_void_p, *[c_int64] * 7, c_void_p, c_int64],
+        }
+        for name, types in arguments.items():
+            function = getattr(loaded, name)
+            function.argtypes, function.restype = types, None
     return loaded
 
 

@@ -253,8 +253,12 @@ class CachedModel(ABC):
                     positions = torch.arange(end, device=self.device)
                     masks[number] = causal & pattern.visible(positions[start:].unsqueeze(-1), positions)
             return Step(slots, slots, end, masks, first=start == 0)
-        hidden = any(pattern.hides_any(end) for pattern in self.patterns)
-        if own is not None and self.cache.aligned and on_host(self.device) and not hidden:
+        if (
+            own is not None
+            and self.cache.aligned
+            and on_host(self.device)
+            and not any(pattern.hides_any(end) for pattern in self.patterns)
+        ):
             return self._place_aligned(n, own, end)
         step = self._place(n, on_device(self._bases(), self.device), own, end)
         if self.cache.aligned:

@@ -18,7 +18,7 @@ from pydantic import Field, model_validator
 from specrig.decoding.draft_size import DraftSize
 from specrig.decoding.drafters.eagle3 import Eagle3
 from specrig.decoding.static_tree import MOST
-from specrig.decoding.types import ChainOptions, Context, Draft, Verdict, empty_draft
+from specrig.decoding.types import ChainOptions, Context, Draft, Verdict, empty_draft, tree_draft
 
 if TYPE_CHECKING:
     from typing import Self
@@ -107,8 +107,6 @@ class PEagle(Eagle3):
 
     def _tree(self, logits: Tensor, context: Context) -> Draft:
         """The tree of logits `[B, k, Vd]`: each row's most promising nodes."""
-        from specrig.runtime.device import padded
-
         if self.size is None:
             least, trust = [-inf] * self.options.nodes, 0.0
         else:
@@ -116,18 +114,15 @@ class PEagle(Eagle3):
         found = self.head.greedy_tree(logits, least, self.options.top_k, trust) if context.sampler.greedy else None
         if found is None:
             draft, chances = self._tree_by_levels(logits, context)
-            n = draft.tokens.shape[1]
-            values = [] if self.size is None else [row[:n] for row in chances.tolist()]
+            values = [] if self.size is None else chances.tolist()
         else:
             trees = [tree if depth else ([], [], []) for tree, depth in zip(found, context.depths, strict=True)]
-            values, lengths = [own for _, _, own in trees], [len(own) for _, _, own in trees]
-            n = max(lengths)
-            tokens = padded([own for own, _, _ in trees], n, logits.device)
-            parents = [own + [-1] * (n - len(own)) for _, own, _ in trees]
-            draft = Draft(tokens, parents, lengths=lengths, width=self.options.top_k, vocabulary=self.head.vocabulary)
+            values = [own for _, _, own in trees]
+            nodes = [(tokens, parents) for tokens, parents, _ in trees]
+            draft = tree_draft(nodes, logits.device, width=self.options.top_k, vocabulary=self.head.vocabulary)
         if self.size is not None:
             self.values = [row if depth else [] for row, depth in zip(values, context.depths, strict=True)]
-        return draft if n else empty_draft(context)
+        return draft if draft.tokens.shape[1] else empty_draft(context)
 
     def _tree_by_levels(self, logits: Tensor, context: Context) -> tuple[Draft, Tensor]:
         """In torch, also above temperature 0: EAGLE-2's tree, of which all rows keep equally many nodes."""

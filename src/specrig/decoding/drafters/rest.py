@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field, model_validator
 
-from specrig.decoding.types import Context, Draft, Drafter, MethodOptions, PaperRound, Resources
+from specrig.decoding.types import Context, Draft, Drafter, MethodOptions, PaperRound, Resources, tree_draft
 from specrig.heads.rest import LONGEST, NODES, SHORTEST
 
 if TYPE_CHECKING:
@@ -50,14 +50,9 @@ class Rest(Drafter):
 
     def propose(self, context: Context, k: int) -> Draft:
         """Look every unfinished row's suffix up, and draft the tree of what followed it."""
-        from specrig.runtime.device import padded
-
         options = self.options
         found = [
             self.store.tree(row, options.longest, options.shortest, options.nodes, depth) if depth else ([], [])
             for row, depth in zip(context.tokens, context.depths, strict=True)
         ]
-        lengths = [len(tokens) for tokens, _ in found]
-        width = max(lengths)
-        parents = [row + [-1] * (width - len(row)) for _, row in found] if width else None
-        return Draft(padded([tokens for tokens, _ in found], width, context.sampler.device), parents, lengths=lengths)
+        return tree_draft(found, context.sampler.device)

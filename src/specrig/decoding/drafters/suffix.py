@@ -17,12 +17,13 @@ only its own tree.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
 from specrig.decoding.draft_size import DraftSize
-from specrig.decoding.types import Context, Draft, Drafter, MethodOptions, Verdict
+from specrig.decoding.types import Context, Draft, Drafter, MethodOptions, Verdict, tree_draft
 from specrig.heads.base import Foreign
 from specrig.heads.likeliest import Child, likeliest
 
@@ -201,16 +202,9 @@ class Suffix(Drafter):
 
     def propose(self, context: Context, k: int) -> Draft:
         """Draft from the best match of every unfinished row."""
-        from specrig.runtime.device import padded
-
         found = self.matches(context)
-        lengths = [len(row.tokens) for row in found]
-        width = max(lengths)
-        nodes = padded([row.tokens for row in found], width, context.sampler.device)
-        parents = (
-            [row.parents + [-1] * (width - len(row.parents)) for row in found] if self.branches and width else None
-        )
-        return Draft(nodes, parents, lengths=lengths)
+        draft = tree_draft([(row.tokens, row.parents) for row in found], context.sampler.device)
+        return draft if self.branches else replace(draft, parents=None)
 
     def matches(self, context: Context) -> list[Found]:
         """Count what is new of every unfinished row; returns the `best` of each row, as far as it pays."""
