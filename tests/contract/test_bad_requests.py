@@ -45,7 +45,7 @@ def urls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
         found = {name: listening(worker_app(work, batch=8, queue=64, key=KEY)) for name, work in works.items()}
 
         def made() -> Coordinator:
-            drafts = DraftClient(RowsClient(found["draft"]), 8, 100, check=lambda: None)
+            drafts = DraftClient(RowsClient(found["draft"]), 8, 100, check=lambda: CONTEXT)
             return Coordinator(
                 BatchedClient(RowsClient(found["target"]), 8, 100), drafts, eos=(), context=CONTEXT, running=4, queue=4
             )

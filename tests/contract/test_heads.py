@@ -212,6 +212,11 @@ def test_another_target_or_another_build_is_refused(pair: tuple[str, Path], tmp_
         save_file(tensors, tmp_path / "cut/model.safetensors")
         with pytest.raises(DecodingError, match=rf"{lost} is \[.*\] instead of"):
             load(tmp_path / "cut", own)
+    if name in ("eagle3", "p_eagle", "dflash"):  # their tokens are looked up in the target's embedding
+        config = json.loads((folder / name / "config.json").read_text())
+        (tmp_path / "cut/config.json").write_text(json.dumps(config | {"vocab_size": config["vocab_size"] + 64}))
+        with pytest.raises(DecodingError, match=r"the head is for \d+ tokens, the target has"):
+            load(tmp_path / "cut", own)
 
 
 D, V, INNER = 32, 270, 48

@@ -172,7 +172,9 @@ def test_a_killed_server_fails_its_cell_and_the_next_one_runs(toy_pair: PairFile
             return post(path, body)  # type: ignore[arg-type]
 
         client.post = killed  # type: ignore[assignment,method-assign]
-        with pytest.raises(EngineError, match="was killed by SIGKILL while it answered for llamacpp/p/autoregressive"):
+        with pytest.raises(
+            EngineError, match=r"was killed by SIGKILL \(.*\) while it answered for llamacpp/p/autoregressive"
+        ):
             engine.generate(requested, [PROMPT], max_new_tokens=200, seeds=[0])
         (again,) = engine.generate(requested, [PROMPT], max_new_tokens=4, seeds=[0])
         folder, processes = (

@@ -53,8 +53,12 @@ class Local:
         return output.rows, output.passes
 
 
-def services(lab: Lab, *, target_rows: int = 16, draft_rows: int = 32) -> tuple[Local, Local]:
-    return Local(TargetWorker(lab.target, target_rows, 200)), Local(DraftWorker(lab.model("draft"), draft_rows, 200))
+def services(lab: Lab, *, target_rows: int = 16, draft_rows: int = 32, draft_context: int = 200) -> tuple[Local, Local]:
+    target, draft = (
+        TargetWorker(lab.target, target_rows, 200),
+        DraftWorker(lab.model("draft"), draft_rows, draft_context),
+    )
+    return Local(target), Local(draft)
 
 
 def decode(
@@ -72,7 +76,10 @@ def decode(
 
     async def all_of_them() -> tuple[list[list[int]], Coordinator]:
         judged = BatchedClient(target, 8, 9_999)  # type: ignore[arg-type]
-        drafts = DraftClient(draft, 32, 9_999, check=lambda: None, half=half) if draft else None  # type: ignore[arg-type]
+        drafts = None
+        if draft is not None:
+            room = draft.work.sessions.context
+            drafts = DraftClient(draft, 32, 9_999, check=lambda: room, half=half)  # type: ignore[arg-type]
         coordinator = Coordinator(judged, drafts, eos=(), context=200, running=running, queue=9_999)
         workers = [asyncio.create_task(link.batcher.work()) for link in (judged, drafts) if link]
 
@@ -142,6 +149,15 @@ def test_the_sampled_distribution_is_the_targets_in_either_precision(half: bool)
     test = g_test(found, expectation)
     assert test.p_value > 1e-4, test
     assert 0 < coordinator.counts["accepted"] < coordinator.counts["drafted"], "some are rejected, some accepted"
+
+
+def test_a_text_too_long_for_the_draft_goes_on_without_it_and_stops_no_other(native: Lab) -> None:
+    target, draft = services(Lab(vocab_size=40), draft_context=20)
+    requests = [DecodeRequest(prompt, LENGTH, 0.0, 0, K) for prompt in PROMPTS]
+    found, coordinator = decode(requests, target, draft)
+    assert found == [expected(native, request).tokens for request in requests]
+    assert coordinator.draft is not None and coordinator.draft.failures == 0
+    assert coordinator.counts["undrafted"] > 0 and coordinator.counts["drafts"] > 0
 
 
 def test_without_a_draft_the_output_is_plain_decoding_and_the_draft_is_asked_again_later(native: Lab) -> None:

@@ -404,8 +404,9 @@ def test_a_service_of_another_kind_or_vocabulary_is_refused(
 
     assert main(["serve", "coordinator", f"--target={fleet.urls['draft']}"]) == 2
     assert "a draft service answers there, not a target service" in capsys.readouterr().err.replace("\n", " ")
-    assert main(["serve", "coordinator", "--target=https://x"]) == 2
-    assert "is no address of a service" in capsys.readouterr().err
+    for address in ("https://x", "http://x:80x", "http://x:99999"):
+        assert main(["serve", "coordinator", f"--target={address}"]) == 2
+        assert "is no address of a service" in capsys.readouterr().err
     target = json.loads(RowsClient(fleet.urls["target"]).post("/health", None, method="GET"))
     with pytest.raises(ServiceError, match="does not share the vocabulary"):
         _check_vocabulary(target, target | {"vocabulary": "0" * 16})

@@ -44,7 +44,7 @@ def test_right_methods_pass_and_every_part_of_a_sampler_works(toy_pair: Path, la
 @pytest.mark.parametrize(("flaw", "label"), [pytest.param(*one, id=f"{one[0].name}-{one[1]}") for one in chosen()])
 def test_wrong_samplers_are_caught(toy_pair: Path, flaw: Flaw, label: str) -> None:
     test = tried(flaw, label, toy_pair)
-    assert test is None or test.p_value < FAMILY_WISE / 35, "the level of the default study's smallest p-value"
+    assert test is None or test.p_value < FAMILY_WISE / 35, "the level of the smallest p-value of a study with 35 tests"
 
 
 def test_a_flaw_that_no_longer_fits_the_code_is_no_proof() -> None:

@@ -21,6 +21,7 @@ from specrig.measurement.quarantine import (
     quarantine,
     quarantined_names,
     write_hashes,
+    write_ledger,
 )
 
 
@@ -64,6 +65,16 @@ def test_a_damaged_ledger_condemns_nothing(job: Path, content: bytes) -> None:
     root = job.parents[3]
     (root / LEDGER).write_bytes(content)
     assert damaged_listed(root) == {}
+
+
+def test_answers_between_turns_are_held_against_the_ledger(tmp_path: Path) -> None:
+    answers = tmp_path / "answers/tiny/chats.jsonl"
+    answers.parent.mkdir(parents=True)
+    answers.write_text('{"id": "0", "answers": ["yes"]}\n')
+    write_ledger(tmp_path)
+    assert damaged_listed(tmp_path) == {}
+    answers.write_text('{"id": "0", "answers": ["no"]}\n')
+    assert damaged_listed(tmp_path) == {answers: "its content is not what was written"}
 
 
 def test_names_stay_the_same_once_it_is_quarantined(job: Path) -> None:

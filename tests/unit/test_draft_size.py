@@ -21,7 +21,8 @@ from specrig.runtime.transformers_model import cached_model
 def verdict(paths: list[list[int]], drafted: int) -> Verdict:
     """A round in which each row verified `drafted` tokens and accepted a path."""
     tokens = [[0] * (len(path) + 1) for path in paths]
-    return Verdict(tokens, paths, [0.0] * len(paths), [0] * len(paths), [[0] * drafted for _ in paths])
+    judged = [min(len(path) + 1, drafted) for path in paths]
+    return Verdict(tokens, paths, [0.0] * len(paths), judged, [[0] * drafted for _ in paths])
 
 
 def test_a_tile_costs_its_tokens_alike() -> None:
@@ -123,6 +124,9 @@ def test_a_fitted_tree_follows_price_and_acceptance() -> None:
         cheap.tree(4)
         cheap.learn(verdict([[]], 30))
     assert len(cheap.tree(4)) < 10
+    trust = cheap.size.trust
+    cheap.learn(verdict([[]], 0))
+    assert cheap.size.trust > trust, "a row without a tree says nothing against its chances"
 
 
 @torch.inference_mode()

@@ -94,7 +94,7 @@ def test_only_common_prompts_are_compared() -> None:
     gone = [record.model_copy(update={"prompt_id": "x" + record.prompt_id}) for record in theirs]
     found = row(gone, records())
     assert found["reason"] == engines.NO_PROMPTS and not found["disagrees"] and np.isnan(found["tokens_per_s"])
-    assert row(theirs[:1], records())["reason"] == engines.ONE_PROMPT
+    assert row(theirs[:2], records())["reason"] == engines.FEW_PROMPTS
 
 
 def test_prompts_that_became_other_token_ids() -> None:

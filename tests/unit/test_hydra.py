@@ -105,6 +105,7 @@ def test_drawn_children_come_with_the_distribution_of_their_own_path(target: Any
     context = Context([[3, 8], [5, 2, 11]], [False] * 2, Sampler(0.8, range(2)), [K, 1])
     draft = drafter.propose(context, K)
     [plan] = drafter.plans.values()
+    assert draft.lengths == [9, plan.parents.count(-1)], "levels that a row draws no numbers for are not offered"
     assert draft.probs is not None and draft.probs.shape == (2, len(plan.sources), V)
     for row in range(2):
         for node, parent in enumerate(plan.parents if row == 0 else plan.parents[:1]):

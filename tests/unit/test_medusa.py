@@ -16,7 +16,6 @@ from transformers import AutoModelForCausalLM
 
 from specrig.decoding.drafters import registry
 from specrig.decoding.drafters.medusa import Medusa
-from specrig.decoding.drafters.tree import topology
 from specrig.decoding.loop import generate
 from specrig.decoding.sampling import Sampler
 from specrig.decoding.static_tree import Layout, regular_tree, sparse_tree
@@ -132,7 +131,7 @@ def test_a_sparse_tree_by_hand() -> None:
 def test_regular_trees_are_those_of_the_tree_method() -> None:
     paths = regular_tree([2, 2, 1], 4)
     layout = Layout.of(paths, vocabulary=10)
-    assert layout.parents == [parent for level in topology([2, 2, 1], 4) for parent in level]
+    assert layout.parents == [-1, -1, 0, 0, 1, 1, 2, 3, 4, 5, 6, 7, 8, 9]
     assert regular_tree([2, 1], 2) == [(0,), (1,), (0, 0), (1, 0)]
 
 

@@ -276,7 +276,7 @@ def test_a_server_is_started_with_its_flags_and_leaves_nothing_behind(native: Na
             second.process.pid,
             *(child.pid for child in psutil.Process(second.process.pid).children(recursive=True)),
         ]
-    assert gone(family) and not second.log.exists()
+    assert gone(family) and not second.engine_log.path.exists()
 
 
 def test_a_server_that_dies_while_it_answers_is_quoted_and_started_again() -> None:
@@ -323,7 +323,7 @@ def test_a_server_does_not_outlive_a_killed_parent() -> None:
     code = (
         "import sys, time; from specrig.engines.http.launch import ServerProcess\nserver = "
         f"ServerProcess([sys.executable, '-c', {child.format(port=port)!r}], 'http://127.0.0.1:{port}', "
-        "health='/')\nprint(server.process.pid, server.log, flush=True); time.sleep(600)"
+        "health='/')\nprint(server.process.pid, server.engine_log.path, flush=True); time.sleep(600)"
     )
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None

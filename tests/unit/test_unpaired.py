@@ -75,6 +75,21 @@ def test_a_failed_cell_leaves_the_others(tmp_path: Path) -> None:
     assert [len(block.written) for block in both] == [1, 2]
 
 
+def test_a_cell_that_is_the_baseline_may_fail_between_the_baselines_two_runs(tmp_path: Path) -> None:
+    class Once(Recorder):
+        """The second of the baseline's three runs fails, and the third forgets it as `runner` does."""
+
+        def run_alone(self, cell: Cell) -> Runs | None:
+            self.failed.pop(cell, None)
+            self.broken = [cell.slug] if cell == self.baseline and self.calls.count(cell.slug) == 1 else []
+            return super().run_alone(cell)
+
+    plain = baseline_of(cell(2, "code"))
+    block = Once([plain, cell(2, "code")], [])
+    failed = measure_unpaired([block], digests() | {plain: "plain"}, tmp_path)
+    assert failed == {plain: "EngineError: it died"} and list(block.written) == [cell(2, "code")]
+
+
 def test_a_failed_baseline_fails_its_own_block_alone(tmp_path: Path) -> None:
     both = blocks([], broken=["translation-k0-t0-b1"])
     failed = measure_unpaired(both, digests(), tmp_path)

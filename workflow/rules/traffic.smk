@@ -12,7 +12,7 @@ rule traffic:
         "../../environment.yml"
     threads: dag.job_cores
     resources:
-        gpu=dag.gpu,
+        gpu=dag.measuring_gpus,
         mem_mb=memory(dag.under_load),
         runtime=minutes(dag.under_load),
     params:

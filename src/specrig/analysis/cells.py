@@ -63,7 +63,7 @@ def cells_table(records: Iterable[Record]) -> pd.DataFrame:
 
     NaN means undefined, never zero. `acceptance_rate`, `alpha` and `draft_cost` are undefined where nothing was drafted
     (the baseline, n-gram without a match), costs where the engine does not time bare passes, intervals for fewer than
-    two prompts. `drift` is the speedup in the last replicate / the speedup in the first. Where a pair has replicates,
+    three prompts. `drift` is the speedup in the last replicate / the speedup in the first. Where a pair has replicates,
     the intervals of speeds and times include how much whole runs differ (see `analysis.replicates`).
     """
     cells = by_cell(records)

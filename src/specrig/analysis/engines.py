@@ -16,7 +16,7 @@ import pandas as pd
 
 from specrig.analysis import acceptance, replicates, speedup
 from specrig.analysis.cells import IDENTITY, by_cell
-from specrig.analysis.statistics import LEVEL, Interval, mean_interval, ratio_difference_interval
+from specrig.analysis.statistics import LEAST_UNITS, LEVEL, Interval, mean_interval, ratio_difference_interval
 from specrig.measurement.records import Record
 
 SETTING = [name for name in IDENTITY if name != "engine"]
@@ -33,7 +33,7 @@ SAME_K = 0.05
 
 NO_PROMPTS = "no prompts in common"
 NOT_OFFERED = "acceptance not offered"
-ONE_PROMPT = "a single prompt in common: no interval"
+FEW_PROMPTS = f"fewer than {LEAST_UNITS} prompts in common: no interval"
 OTHER_IDS = "prompts become other token ids"
 DEFINITION = "definition: the engine's totals count the last, cut round"
 ALL_OTHER_TEXT = "greedy outputs part ways on all {} prompts, so other text is drafted"
@@ -161,7 +161,7 @@ def _disagreement(
     elif totals and _beyond_noise(records, reference, False, level):
         verdict |= {"disagrees": True, "reason": DEFINITION}
     elif not np.isfinite(interval[0]):
-        verdict["reason"] = ONE_PROMPT
+        verdict["reason"] = FEW_PROMPTS
     return verdict
 
 

@@ -97,7 +97,7 @@ def speedup(times: Times, scope: Scope = "decode") -> float:
 
 
 def speedup_interval(times: Times, scope: Scope = "decode", runs: Estimate | None = None) -> Interval:
-    """95 % interval of `speedup` over groups; NaN for fewer than two groups.
+    """95 % interval of `speedup` over groups; NaN for fewer than three groups.
 
     runs: what whole runs of the job add to the mean of the logarithms (`replicates.BetweenRuns.of_mean`). None means
     not known; the interval then covers only the choice of groups.

@@ -168,7 +168,7 @@ def stratified_ratio_interval(strata: Sequence[Sequence[tuple[float, float]]]) -
     """95 % interval of the mean over strata of Σ numerators / Σ denominators. A stratum lists (numerator, denominator)
     per unit.
 
-    NaN where a stratum has fewer than two units.
+    NaN where a stratum has fewer than three units.
     """
     if not strata or not all(strata):
         return UNKNOWN
@@ -176,7 +176,7 @@ def stratified_ratio_interval(strata: Sequence[Sequence[tuple[float, float]]]) -
 
 
 def ratio_interval(numerators: ArrayLike, denominators: ArrayLike) -> Interval:
-    """95 % interval of Σ numerators / Σ denominators, both [units]; NaN where fewer than two units have a denominator."""
+    """95 % interval of Σ numerators / Σ denominators, both [units]; NaN where fewer than three units have a denominator."""
     return interval(ratio(numerators, denominators))
 
 

@@ -128,8 +128,9 @@ class DraftSize:
         # The first token that is rejected was judged too; those behind it were not.
         judged = [min(n, count + 1) for n, count in zip(self.lengths, accepted, strict=True)]
         expected = sum(sum(row[:n]) for row, n in zip(self._shares, judged, strict=True))
+        own = bool(self.lengths)  # else the round was another drafter's
         self._shares, self.lengths = [], []
-        self.learn(expected, sum(accepted), verdict)
+        self.learn(expected, sum(accepted), verdict, own=own)
 
     def learn_trees(self, values: Sequence[Sequence[float]], verdict: Verdict) -> None:
         """Learn from trees. values: of each row the logarithm of each node's chance, `trust` in it; none: it had no

@@ -83,6 +83,11 @@ def generate(
         depths = [min(k, left) if on else 0 for left, on in zip(room, active, strict=True)]
         context.depths = depths.copy()
         draft = drafter.propose(context, max(depths)) if max(depths) > 0 else empty_draft(context)
+        if draft.tokens.shape[1] >= SPARE_SLOTS:
+            raise DecodingError(
+                f"a round runs {draft.tokens.shape[1]} draft nodes, more than {SPARE_SLOTS - 1}: lower k or the size of "
+                "the tree"
+            )
         _limit(draft, depths)
 
         # Verify. One pass over the last token and the draft: logits [B, n + 1, V], hidden [B, n + 1, D].

@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from specrig.decoding.draft_size import DraftSize
@@ -125,10 +126,10 @@ class FittedTree:
         return self._tree
 
     def learn(self, verdict: Verdict) -> None:
-        """Learn from a round that is over, in which every unfinished row verified the last tree."""
+        """Learn from a round that is over, in which unfinished rows verified the last tree or none."""
         expected, accepted = 0.0, 0
-        for path, tokens in zip(verdict.paths, verdict.tokens, strict=True):
-            if tokens:
+        for path, tokens, reached in zip(verdict.paths, verdict.tokens, verdict.reached, strict=True):
+            if tokens and reached:  # else the row had no tree
                 # The children of the root and of each accepted node were judged.
                 judged = {(), *(self._tree[node] for node in path)}
                 children = (child for child in self._tree if child[:-1] in judged)
@@ -312,6 +313,13 @@ class Plan:
             opened = nodes[:, constant(level.opened, logits.device)] if level.opened else opened
         sources = torch.cat(probs, 1)[:, constant(self.sources, opened.device)] if probs else None
         chain = self.parents == list(range(-1, len(self.parents) - 1))  # cheaper to verify
+        # Levels that a row drew no numbers for are not offered: traversal would judge them, from the leaves up.
+        sizes = [0, *accumulate(len(level.slots) for level in self.levels)]
+        lengths = [sizes[min(own, self.depth)] for own in context.depths]
         return Draft(
-            torch.cat(tokens, 1), None if chain else [self.parents] * len(opened), sources, vocabulary=vocabulary
+            torch.cat(tokens, 1),
+            None if chain else [self.parents] * len(opened),
+            sources,
+            lengths=None if min(lengths) == sizes[-1] else lengths,
+            vocabulary=vocabulary,
         )

@@ -18,7 +18,6 @@ from specrig.models.endpoint import Endpoint, endpoint_of
 
 SETTLE_S = 2.0
 """Longest lag of a server's counters behind its answers."""
-STOPS = {"stop": "eos", "length": "length"}
 
 
 class Server(HttpEngine):
@@ -32,14 +31,8 @@ class Server(HttpEngine):
         """Nothing: a server runs what it was started with."""
         return None
 
-    def environment(self) -> dict[str, Any]:
-        """See `Engine`; also each server's version and fields."""
-        known = super().environment()
-        mine = [server for server in self.pair.servers if server.engine == self.name]
-        known["engine"]["servers"] = {f"{server.method} k={server.k}": self._described(server) for server in mine}
-        return known
-
-    def _described(self, server: Endpoint) -> dict[str, Any]:
+    def described(self, server: Endpoint) -> dict[str, Any]:
+        """Its version and fields."""
         client = self.client(server.url, server)
         version = client.get_or_none("/version")
         try:
@@ -129,7 +122,7 @@ def complete(client: Client, body: dict[str, Any]) -> Completion:
             f"{client.url}: it streams text without token ids, and text tokenized again is no count; use a server that "
             "returns them (vLLM 0.10.2 or later, llama.cpp)"
         )
-    if finish not in STOPS:
+    if finish not in ("stop", "length"):
         raise EngineError(f"{client.url}: the answer ended with finish_reason {finish!r}, not with `stop` or `length`")
     reply.stop = "eos" if finish == "stop" else "length"
     for key, ours in (("completion_tokens", len(reply.tokens)), ("prompt_tokens", len(body["prompt"]))):

@@ -171,14 +171,9 @@ class Sglang(HttpEngine):
         """The sums of what its answers say, each of its own request."""
         return counters.Counters(self._counted.get(cell.name, {}))
 
-    def environment(self) -> dict[str, Any]:
-        """See `Engine`; also the named servers' own settings."""
-        known = super().environment()
-        mine = [server for server in self.pair.servers if server.engine == self.name]
-        known["engine"]["servers"] = {
-            f"{server.method} k={server.k}": info(self.client(server.url, server)) for server in mine
-        }
-        return known
+    def described(self, server: Endpoint) -> dict[str, Any]:
+        """See `info`."""
+        return info(self.client(server.url, server))
 
     def _streams_new(self, endpoint: Endpoint) -> bool:
         """Whether a named server was started with `--incremental-streaming-output` (formerly `--stream-output`)."""
@@ -249,7 +244,10 @@ def counts(meta: Mapping[str, Any]) -> Counts | None:
 def server_info(client: Client) -> dict[str, Any]:
     """A server's `/server_info`, formerly `/get_server_info`; empty if it has neither."""
     page = client.get_or_none("/server_info") or client.get_or_none("/get_server_info")
-    found = page.json() if page is not None else {}
+    try:
+        found = page.json() if page is not None else {}
+    except ValueError:  # a page of something else
+        found = {}
     return found if isinstance(found, dict) else {}
 
 

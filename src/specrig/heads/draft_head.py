@@ -83,6 +83,13 @@ class DraftHead(Checkpoint, LlamaModel):
         if wrong := faults(tensors, self.shapes(self.config)):
             raise DecodingError(f"no {self.title} of this target: {wrong}")
 
+    def _check_vocabulary(self, target: CachedModel) -> None:
+        """Raise DecodingError for a head of another vocabulary: its mask token is looked up in the target's embedding."""
+        if self.config.vocab_size != target.config.vocab_size:
+            raise DecodingError(
+                f"the head is for {self.config.vocab_size} tokens, the target has {target.config.vocab_size}"
+            )
+
     @classmethod
     def random_tensors(cls, config: Any, seed: int, deviation: float = 0.02) -> dict[str, Tensor]:
         """See `Checkpoint`: normal matrices, norms of one."""

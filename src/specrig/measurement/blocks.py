@@ -32,6 +32,22 @@ def blocks(cells: Iterable[Cell], *, most: int = MOST) -> Iterator[list[Cell]]:
         yield from (members[start:end] for start, end in pairwise(bounds))
 
 
+def with_baselines(cells: Iterable[Cell], *, paired: bool) -> Iterator[list[Cell]]:
+    """Yield the cells of one engine and pair block by block, each block with the baseline as often as it runs.
+
+    paired: whether the engine alternates. Else it runs method by method, each between two runs of the baseline.
+    """
+    if paired:
+        yield from ([*block, baseline_of(block[0])] for block in blocks(cells))
+        return
+    by_method: dict[str, list[Cell]] = {}
+    for cell in cells:
+        by_method.setdefault(cell.method, []).append(cell)
+    for own in by_method.values():
+        for block in blocks(own, most=len(own)):
+            yield [*block, *[baseline_of(block[0])] * 2]
+
+
 def baseline_of(cell: Cell) -> Cell:
     """The baseline's cell for `cell`: autoregressive, with the same engine, pair, task, temperature and batch size.
 

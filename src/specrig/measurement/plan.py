@@ -211,6 +211,6 @@ def _is_current(path: Path, expected: str) -> bool:
     if not path.is_file():
         return False
     try:
-        return all(record.digest == expected for record in read_records(path))
+        return {record.digest for record in read_records(path)} == {expected}
     except RecordError:
         return False

@@ -25,7 +25,8 @@ LEDGER = ".sums.json"
 """File in a study's results folder with the hashes of the files in `LISTED`."""
 ENVIRONMENT, INDEX = "environment.json", "index.json"
 LISTED = (
-    *("corpus/*", "prompts/*", "data/*", "converted/*/*", "audit/*.csv", "tables/*", "figures/*", "figures/*/*"),
+    *("corpus/*", "prompts/*", "data/*", "answers/*/*", "converted/*/*"),
+    *("audit/*.csv", "tables/*", "figures/*", "figures/*/*"),
     f"records/**/{ENVIRONMENT}",
 )
 """What stages make and read, besides records and trained models."""

@@ -1,16 +1,18 @@
-"""Turns what an engine generated into a `Run` for the records, and writes an index of record files."""
+"""Turns what an engine generated into a `Run` for the records, writes an index of record files, reports failures."""
 
 from __future__ import annotations
 
 import json
+import os
+import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from specrig.cell import Cell
 from specrig.measurement.records import Counts, Rounds, Run, write_atomically
+from specrig.provenance.environment import file_sha256
 
 if TYPE_CHECKING:
     from specrig.decoding.types import Generation
@@ -56,15 +58,21 @@ def text_ends(tokens: Sequence[int], decode: Callable[[Sequence[int]], str]) -> 
     return [*ends, len(whole)] if tokens else []
 
 
-def write_index(folder: Path, cells: Sequence[Cell], digests: Mapping[Cell, str], failed: Mapping[str, str]) -> None:
-    """Write `index.json` into a job's folder: each cell's record file with its digests, and why cells failed."""
-    index: dict[str, Any] = {"cells": {}, "failed": dict(failed)}
-    for cell in cells:
-        path = folder / f"{cell.slug}.jsonl"
-        if cell.slug not in failed:
-            index["cells"][cell.slug] = {
-                "records": path.name,
-                "sha256": sha256(path.read_bytes()).hexdigest(),
-                "digest": digests[cell],
-            }
-    write_atomically(folder / "index.json", json.dumps(index, indent=1))
+def write_index(folder: Path, digests: Mapping[str, str], failed: Mapping[str, str], rows: str = "cells") -> None:
+    """Write `index.json` into a job's folder: under `rows` each record file with its hash and digest, and why others
+    failed. digests, failed: by the name of a record file, without its ending.
+    """
+    entries = {
+        name: {"records": f"{name}.jsonl", "sha256": file_sha256(folder / f"{name}.jsonl"), "digest": mark}
+        for name, mark in digests.items()
+    }
+    write_atomically(folder / "index.json", json.dumps({rows: entries, "failed": dict(failed)}, indent=1))
+
+
+def reported(name: str, error: Exception) -> str:
+    """The reason of a failure in one line, also written to standard error; with SPECRIG_DEBUG=1 the traceback too."""
+    reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
+    print(f"{name} failed: {reason}", file=sys.stderr)
+    if os.environ.get("SPECRIG_DEBUG"):
+        traceback.print_exception(error)
+    return reason

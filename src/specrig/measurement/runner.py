@@ -11,10 +11,8 @@ disturbed are measured again (`attempts`).
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
-import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
@@ -29,7 +27,7 @@ from specrig.measurement.energy import Meter, metered
 from specrig.measurement.machine_state import MachineState
 from specrig.measurement.plan import MeasurementPlan, Part, gpus_used, resolve
 from specrig.measurement.progress import Advance, progress
-from specrig.measurement.recording import as_run, text_ends, write_index
+from specrig.measurement.recording import as_run, reported, text_ends, write_index
 from specrig.measurement.records import Probe, Record, Run, write_atomically
 from specrig.measurement.signs import disturbance, loads, reasons
 from specrig.measurement.unpaired import measure_unpaired
@@ -63,8 +61,8 @@ def measure(
     if plan.pending:
         failed |= _run(plan, f"{engine}/{pair}")
     for method, cells in plan.cells.items():
-        own = {cell.slug: failed[cell] for cell in cells if cell in failed}
-        write_index(plan.folders[method], cells, plan.digests, own)
+        measured = {cell.slug: plan.digests[cell] for cell in cells if cell not in failed}
+        write_index(plan.folders[method], measured, {cell.slug: failed[cell] for cell in cells if cell in failed})
 
 
 def _run(plan: MeasurementPlan, title: str) -> dict[Cell, str]:
@@ -166,10 +164,7 @@ class _Block:
         try:
             return self._run(cell, group, repeat, limit)
         except Exception as error:
-            self.failed[cell] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
-            print(f"{cell.name} failed: {self.failed[cell]}", file=sys.stderr)
-            if os.environ.get("SPECRIG_DEBUG"):
-                traceback.print_exc()
+            self.failed[cell] = reported(cell.name, error)
             return None
 
     def _run(self, cell: Cell, group: Sequence[Prompt], repeat: int, limit: int) -> list[Run]:
@@ -327,6 +322,8 @@ def _attempt(block: _Block, *, last: bool) -> dict[Cell, list[Record]]:
             if runs is not None:
                 found[cell].append(runs)
         block.advance()
+        if block.baseline in block.failed:  # without a baseline nothing is a result
+            break
     block.after = block.machine.probe(renew=last)
     if block.baseline in block.failed:
         block.failed = dict.fromkeys(block.cells, f"the baseline failed: {block.failed[block.baseline]}")

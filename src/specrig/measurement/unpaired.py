@@ -49,15 +49,19 @@ def measure_unpaired(blocks: Sequence[Block], digests: Mapping[Cell, str], folde
         return _kept(parts / _baseline_part(block, when), mark, lambda: block.run_alone(block.baseline))
 
     before = [both(block, "before") for block in blocks]
-    runs: dict[Cell, Runs | None] = {}
+    runs: dict[Cell, Runs] = {}
+    failed: dict[Cell, str] = {}
     standing = [
         (block, cell) for block, base in zip(blocks, before, strict=True) if base is not None for cell in block.cells
     ]
     order = list(dict.fromkeys(_engine_of(cell) for _, cell in standing))
     for block, cell in sorted(standing, key=lambda entry: order.index(_engine_of(entry[1]))):
-        runs[cell] = _kept(parts / _part(cell), digests[cell], partial(block.run_alone, cell))
+        found = _kept(parts / _part(cell), digests[cell], partial(block.run_alone, cell))
+        if found is None:
+            failed[cell] = block.failed[cell]  # at once: a cell may be the baseline, which runs again
+        else:
+            runs[cell] = found
     after = [base and both(block, "after") for block, base in zip(blocks, before, strict=True)]
-    failed: dict[Cell, str] = {}
     unfinished: set[str] = set()
     for block, first, second in zip(blocks, before, after, strict=True):
         if first is None or second is None:
@@ -67,11 +71,8 @@ def measure_unpaired(blocks: Sequence[Block], digests: Mapping[Cell, str], folde
             continue
         means, drifts = _mean(first, second)
         for cell in block.cells:
-            found = runs[cell]
-            if found is None:
-                failed[cell] = block.failed[cell]
-            else:
-                block.write(cell, found, means, drifts)
+            if cell in runs:
+                block.write(cell, runs[cell], means, drifts)
     if unfinished:
         for path in parts.glob("*"):
             if path.name not in unfinished:

@@ -198,7 +198,7 @@ def _ratio(ratio: float) -> Finding:
     """Judge whether a draft is small enough that has `ratio` times fewer parameters than its target."""
     text = f"the draft is {ratio:.1f} times smaller; {RATIO[0]} to {RATIO[1]} times is the rule"
     if ratio < RATIO[0]:
-        return Finding(False, f"{text}: too dear, take a smaller one, or Medusa or EAGLE heads")
+        return Finding(False, f"{text}: too slow; take a smaller draft, or Medusa or EAGLE heads")
     if ratio > 2 * RATIO[1]:
         return Finding(None, f"{text}: cheap, but is it accepted often enough? Measure its acceptance")
     return Finding(True, text)

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from specrig.measurement.blocks import WARMUP_TOKENS, baseline_of, blocks
+from specrig.engines import registry as engines
+from specrig.measurement.blocks import WARMUP_TOKENS, with_baselines
 from specrig.models import facts
 from specrig.models.facts import BYTES, Shape
 from specrig.models.gguf import config as gguf_config
@@ -138,15 +139,15 @@ def process_seconds(
 ) -> float:
     """Seconds that one measuring job takes in one replicate, by the same bound as `hours`.
 
-    process: a key of the grid's `processes`. size: of its pair, whose target's shape is known. bandwidth: as in
+    process: a key of the grid's `jobs`. size: of its pair, whose target's shape is known. bandwidth: as in
     `hours`.
     """
     assert size.target is not None
     engine, pair, _ = process
     cells = [cell for method in study.grid.jobs[process] for cell in study.grid.by_method[engine, pair, method]]
     passes, reading = 0, 0.0
-    for block in blocks(cells):
-        for cell in (*block, baseline_of(block[0])):
+    for block in with_baselines(cells, paired=engines()[engine].paired):
+        for cell in block:
             prompts = study.grid.prompt_count(block[0].batch_size) * study.repeats
             passes += -(-prompts // cell.batch_size) * study.max_new_tokens + study.warmup * WARMUP_TOKENS
             reading += prompts * _reading_s(size.target, variant_of(cell.task).context, study)
@@ -341,8 +342,7 @@ class Demand:
 
 
 def measuring_demand(study: Study, process: tuple[str, str, str], size: PairSize) -> Demand:
-    """Return what the measuring job of one process requests. process: a key of the grid's `processes`. size: of its
-    pair.
+    """Return what the measuring job of one process requests. process: a key of the grid's `jobs`. size: of its pair.
 
     On a GPU the models pass through main memory, so a job asks for as much of it as the plan estimates of the GPU's.
     """

@@ -141,5 +141,8 @@ def prompts_needed(study: Path) -> list[float]:
     Raises StudyError for a damaged table.
     """
     file = study / "tables" / "cells.csv"
-    rows = read_table(file, {"prompts_needed": number_or_empty}) if file.is_file() else []
-    return sorted(float(row["prompts_needed"]) for row in rows if row["prompts_needed"])
+    rows = (
+        read_table(file, {"prompts_needed": number_or_empty, "batch_size": number_or_empty}) if file.is_file() else []
+    )
+    # The column counts batches.
+    return sorted(float(row["prompts_needed"]) * float(row["batch_size"]) for row in rows if row["prompts_needed"])

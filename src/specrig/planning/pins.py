@@ -95,7 +95,7 @@ def pin(study: Study, console: Console, *, check: bool) -> bool:
             line = f"  {one.row}: {one.column}: {one.source} is at {commit}"
             console.print(line, markup=False, highlight=False, soft_wrap=True)
     if found and not check:
-        console.print("Cells that were measured without are measured again.")
+        console.print("Cells measured without a revision will be measured again.")
     if not pins:
         console.print("Everything that the study takes from the hub is pinned.")
     if refused:

@@ -23,7 +23,8 @@ from specrig.analysis.halving import Choice, Rung, SuccessiveHalving
 from specrig.analysis.replicates import Layout, layout
 from specrig.analysis.speedup import group_times, log_ratios, log_speedups
 from specrig.cell import Cell
-from specrig.measurement.blocks import baseline_of, blocks, is_lossless
+from specrig.engines import registry as engines
+from specrig.measurement.blocks import baseline_of, is_lossless, with_baselines
 from specrig.measurement.plan import Part
 from specrig.measurement.records import study_records
 from specrig.measurement.runner import measure
@@ -98,7 +99,8 @@ class _Setting:
 
     def generations(self, cells: Sequence[Cell], units: int) -> int:
         """Generations of some cells and the baselines that their blocks run, on so many units."""
-        return (len(cells) + len(list(blocks(cells)))) * units * self.repeats
+        paired = engines()[self.baseline.engine].paired
+        return sum(map(len, with_baselines(cells, paired=paired))) * units * self.repeats
 
     def tuned(self) -> Tuned:
         """The outcome, when the race is over."""

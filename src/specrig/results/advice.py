@@ -10,6 +10,7 @@ import pandas as pd
 
 from specrig.analysis.cells import IDENTITY, identity, row_dicts, row_identity
 from specrig.analysis.disturbance import disturbed
+from specrig.measurement.signs import is_disturbed
 from specrig.results import grid
 from specrig.results.grid import Grid, GridEntry
 from specrig.results.labels import BASELINES, DISTURBED_NOTE, method_name, task_name
@@ -86,7 +87,7 @@ def advice_grid(found: pd.DataFrame, cells: pd.DataFrame, links: Callable[[dict[
                 GridEntry(
                     _name(row) if gains else "none",
                     "" if certain else "gain not certain" if gains else "",
-                    bold=certain and not row["disturbed"],
+                    bold=certain and not is_disturbed(row),
                 ),
                 GridEntry(str(row["k"]) if gains else "–"),
                 GridEntry(
@@ -128,7 +129,7 @@ def _megabytes(size: float) -> str:
 
 
 def _name(row: dict[str, Any]) -> str:
-    return method_name(row["method"], variant=row["variant"], disturbed=bool(row["disturbed"]))
+    return method_name(row["method"], variant=row["variant"], disturbed=is_disturbed(row))
 
 
 def _key(row: dict[str, Any]) -> tuple[Any, ...]:

@@ -33,13 +33,16 @@ def sentence(audit: pd.DataFrame) -> str:
     """Sentences that say what the audit found. audit: see `verdict_grid`."""
     lossy = audit["finding"].astype(str).str.startswith("lossy by design")
     baseline = audit["test"] == BASELINE_TEST
-    claimed = audit[~lossy & ~baseline]
+    claimed = audit[~lossy & ~baseline & audit["passed"].notna()]
     failed = claimed[~claimed["passed"].astype(bool)]
     methods = claimed["method"].nunique()
-    if failed.empty and len(claimed) == 1:
-        text = "The test of the method that claims to be lossless passed."
+    of_them = f"of the {methods} methods that claim" if methods > 1 else "of the method that claims"
+    if claimed.empty:
+        text = "No test of a method that claims to be lossless was judged."
+    elif failed.empty and len(claimed) == 1:
+        text = f"The test {of_them} to be lossless passed."
     elif failed.empty:
-        text = f"All {len(claimed)} tests of the {methods} methods that claim to be lossless passed."
+        text = f"All {len(claimed)} tests {of_them} to be lossless passed."
     else:
         names = ", ".join(sorted({method_name(name) for name in failed["method"]}))
         text = (
@@ -48,9 +51,7 @@ def sentence(audit: pd.DataFrame) -> str:
     sentence = identity(claimed)
     text += f" {sentence}" if sentence else ""
     text += (
-        f" {int(lossy.sum())} tests are of cells that are lossy by design. They are shown, not judged."
-        if lossy.any()
-        else ""
+        f" Tests of cells that are lossy by design, shown and not judged: {int(lossy.sum())}." if lossy.any() else ""
     )
     return text + _baselines(audit[baseline])
 
@@ -176,6 +177,14 @@ def _p_value(row: dict[str, Any]) -> str:
     return f"{row['p_value']:.2g}" if row["p_value"] > SMALLEST else f"< {SMALLEST:g}"
 
 
+def _outcome(lossy: bool, passed: int, judged: int) -> str:
+    if lossy:
+        return "lossy by design, not judged"
+    if not judged:
+        return "not judged"
+    return "all passed" if passed == judged else "FAILED"
+
+
 def summary_grid(audit: pd.DataFrame) -> Grid:
     """One row per method and test: how many cells were tested and passed, and the smallest p-value."""
     frame = audit.assign(lossy=audit["finding"].astype(str).str.startswith("lossy by design"))
@@ -194,7 +203,7 @@ def summary_grid(audit: pd.DataFrame) -> Grid:
                 GridEntry(method_name(str(method), lossless=not lossy)),
                 GridEntry(str(test)),
                 GridEntry(
-                    "lossy by design, not judged" if lossy else "all passed" if passed == len(judged) else "FAILED",
+                    _outcome(lossy, passed, len(judged)),
                     bold=passed < len(judged) and not lossy,
                 ),
                 GridEntry(str(len(members))),

@@ -11,9 +11,9 @@ import pandas as pd
 from specrig.analysis.cells import row_dicts
 from specrig.analysis.repetition import LOOPING
 from specrig.results.grid import interval, number, percent
-from specrig.results.labels import DISTURBED_SIGN, method_name, task_name
+from specrig.results.labels import BASELINES, DISTURBED_SIGN, method_name, task_name
 from specrig.results.speed_tables import mean_units
-from specrig.results.summary import CROSS_FITTED, MEAN, disturbed_in
+from specrig.results.summary import CROSS_FITTED, MEAN, base_setting, disturbed_in
 
 ALL_DISTURBED = (
     f"{DISTURBED_SIGN} Every lossless method was disturbed while it was measured, this one too: measure again on a "
@@ -57,7 +57,13 @@ def findings(summary: pd.DataFrame, best: pd.DataFrame, tasks: list[str], *, bus
     found = []
     for where, rows, top, disturbed in _leaders(summary):
         if top is None:
-            found.append(Finding(where, f"No lossless speculative method was measured on {where}.", ""))
+            measured = rows["lossless"].astype(bool) & ~rows["method"].isin(list(BASELINES))
+            none = f"No lossless speculative method on {where} passed the audit and has a speedup."
+            found.append(
+                Finding(
+                    where, none if measured.any() else f"No lossless speculative method was measured on {where}.", ""
+                )
+            )
             continue
         warning = [ALL_DISTURBED] if disturbed and not busy else []
         answer = _answer(top, tasks, where, disturbed=disturbed)
@@ -75,7 +81,7 @@ def in_short(summary: pd.DataFrame) -> list[str]:
         over = f"mean over {top['tasks']} task{'s' if top['tasks'] != 1 else ''}"
         lines.append(
             f"Fastest lossless method on {where}: {name} at k = {top['k']}, {number(top[CROSS_FITTED])} times the speed "
-            f"of plain decoding ({over}, {_spread(top)}{', disturbed' if disturbed else ''})"
+            f"of plain decoding ({over}{_batch(top)}, {_spread(top)}{', disturbed' if disturbed else ''})"
         )
     return lines
 
@@ -83,11 +89,10 @@ def in_short(summary: pd.DataFrame) -> list[str]:
 def _leaders(summary: pd.DataFrame) -> Iterator[Leader]:
     for (engine, pair), rows in summary.groupby(["engine", "pair"], sort=False):
         where = f"{pair} ({engine})"
-        rows = rows[rows["temperature"] == rows["temperature"].min()]
-        rows = rows[rows["batch_size"] == rows["batch_size"].min()]
+        rows = base_setting(rows)
         marked = disturbed_in(rows, MEAN) | disturbed_in(rows, CROSS_FITTED)
         fair = rows[rows["lossless"].astype(bool) & ~rows["failed"].astype(bool)]
-        fair = fair[~fair["method"].isin(["autoregressive"])].dropna(subset=[CROSS_FITTED])
+        fair = fair[~fair["method"].isin(list(BASELINES))].dropna(subset=[CROSS_FITTED])
         if fair.empty:
             yield Leader(where, rows, None, disturbed=False)
             continue
@@ -108,8 +113,12 @@ def _answer(top: dict[str, Any], tasks: list[str], where: str, *, disturbed: boo
     return (
         f"On {where} the fastest lossless method is {name} at k = {top['k']}: {number(top[CROSS_FITTED])} times the "
         f"speed of autoregressive decoding in the geometric mean over {measured} task{'s' if measured != 1 else ''} at "
-        f"temperature {top['temperature']:g} ({_spread(top)}).{_doubt(top)}"
+        f"temperature {top['temperature']:g}{_batch(top)} ({_spread(top)}).{_doubt(top)}"
     )
+
+
+def _batch(top: dict[str, Any]) -> str:
+    return f", batch size {top['batch_size']}" if top["batch_size"] > 1 else ""
 
 
 def _doubt(top: dict[str, Any]) -> str:
@@ -150,11 +159,11 @@ def _explanation(top: dict[str, Any], rows: pd.DataFrame, best: pd.DataFrame, ta
             f"The measured speed is {percent(kept)} of the speed that its acceptance and the cost of bare passes "
             "predict (median over tasks)."
         )
-    others = rows[~disturbed_in(rows, CROSS_FITTED) & ~rows["method"].isin([top["method"], "autoregressive"])]
+    others = rows[~disturbed_in(rows, CROSS_FITTED) & ~rows["method"].isin([top["method"], *BASELINES])]
     slower = others[others[f"{CROSS_FITTED}_high"] < 1]
     if len(slower):
         names = (method_name(row["method"], variant=row["variant"]) for row in row_dicts(slower))
-        sentences.append(f"Certainly slower than plain decoding: {', '.join(dict.fromkeys(names))}.")
+        sentences.append(f"Slower than plain decoding (interval below 1): {', '.join(dict.fromkeys(names))}.")
     return sentences
 
 

@@ -10,6 +10,7 @@ import pandas as pd
 from specrig.analysis.cells import row_dicts, row_identity
 from specrig.analysis.disturbance import disturbed
 from specrig.analysis.engines import SETTING, compare
+from specrig.analysis.statistics import LEAST_UNITS
 from specrig.results import grid
 from specrig.results.grid import Grid, GridEntry
 from specrig.results.labels import DISTURBED_NOTE, DISTURBED_SIGN, LOSSY_NOTE, method_name, method_order, task_name
@@ -48,7 +49,7 @@ def sentence(compared: pd.DataFrame) -> str:
     judged = int(np.isfinite(against["difference_low"].astype(float)).sum())
     odd = against[against["disagrees"].astype(bool)]
     if not judged:
-        return "Acceptance could not be compared: no two engines offer it on two or more common prompts."
+        return f"Acceptance could not be compared: no two engines offer it on {LEAST_UNITS} or more common prompts."
     text = (
         f"Acceptance length agrees within sampling noise in {judged - len(odd)} of {judged} comparisons with the first "
         "engine."

@@ -58,7 +58,11 @@ def optimal_k_sentence(optimal: pd.DataFrame) -> str:
         return "No method was measured at more than one k without being disturbed."
     known = optimal.dropna(subset=["predicted_k"])
     near = (known["best_k"] - known["predicted_k"]).abs() <= 1
-    text = f"Measured and predicted best k are at most 1 apart in {int(near.sum())} of {len(known)} settings."
+    text = (
+        f"Measured and predicted best k are at most 1 apart in {int(near.sum())} of {len(known)} settings."
+        if len(known)
+        else "No best k is predicted, since the engine does not time bare passes."
+    )
     lost = optimal.dropna(subset=["loss"])
     if len(lost):
         average, surely = lost["loss"].mean(), lost[lost["loss_low"] > 0]
@@ -82,7 +86,7 @@ def power_sentence(cells: pd.DataFrame) -> str:
     speculative = cells[cells["method"] != "autoregressive"].dropna(subset=["prompts_needed"])
     if speculative.empty:
         return "Too few prompts to estimate how many are needed to detect a difference."
-    needed = speculative["prompts_needed"]
+    needed = speculative["prompts_needed"] * speculative["batch_size"]  # counted in batches
     enough = int((speculative["prompts"] >= needed).sum())
     return (
         f"To detect a difference of {DIFFERENCE:.0%} in speedup ({POWER:.0%} power, 5 % false alarms), the median cell "

@@ -249,7 +249,10 @@ class StudyResults:
             refusals = load_study(self.study.folder / "study.json").grid.refusals
         except StudyError:
             return None
-        rows = [["/".join(each.cell.method_key[:2]), cell_name(each.cell), each.reason] for each in refusals]
+        # What this machine lacks, the machine that measured may have had.
+        tried = {*self.study.every, *("/".join((*job.key, slug)) for job in self.study.jobs for slug in job.failed)}
+        kept = [each for each in refusals if each.cell.name not in tried]
+        rows = [["/".join(each.cell.method_key[:2]), cell_name(each.cell), each.reason] for each in kept]
         return _reasons(rows, "Cells that were not run, since their engine cannot.", f"tab:{self.name}-skipped")
 
     def advice(self, links: Callable[[dict[str, Any]], list[GridEntry]]) -> Grid:

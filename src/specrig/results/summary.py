@@ -16,6 +16,7 @@ from specrig.analysis.replicates import between_means, count
 from specrig.analysis.speedup import group_times, log_speedups
 from specrig.analysis.statistics import Estimate, average, interval, mean, stratified_ratio_interval
 from specrig.measurement.records import Record
+from specrig.results.labels import BASELINES
 
 LEVELS = ["engine", "pair", "temperature", "batch_size", "method", "variant"]
 """The columns that, together with k, identify a row of the method × task tables."""
@@ -82,9 +83,14 @@ def best_rows(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def base_setting(cells: pd.DataFrame) -> pd.DataFrame:
-    """The cells that one setting shows: those at the lowest temperature and, of these, the smallest batch."""
-    coldest = cells[cells["temperature"] == cells["temperature"].min()]
-    return coldest[coldest["batch_size"] == coldest["batch_size"].min()]
+    """The cells that one setting shows: those at the lowest temperature and, of these, the smallest batch at which a
+    method drafts.
+    """
+    drafting = cells[~cells["method"].isin(list(BASELINES))]
+    shown = cells if drafting.empty else drafting
+    coldest = shown[shown["temperature"] == shown["temperature"].min()]
+    smallest = coldest["batch_size"].min()
+    return cells[cells["temperature"].isin(coldest["temperature"]) & (cells["batch_size"] == smallest)]
 
 
 def speedup_summary(

@@ -102,6 +102,8 @@ Line = dict[int, list[dict[str, Any]]]
 def _lines(frame: pd.DataFrame, axis: Axis) -> dict[str, Line]:
     """A lossless method's name -> its line, of methods that ran undisturbed: the same tasks at every value of the axis."""
     every, frame = set(frame[axis]), undisturbed(frame)
+    if len(every) < 2:
+        return {}
     fair = frame[frame["lossless"].astype(bool) & ~frame["failed"].astype(bool) & ~frame["method"].isin(BASELINES)]
     found: dict[str, Line] = {}
     for (method, variant), own in fair.groupby(["method", "variant"], sort=False):
@@ -118,8 +120,8 @@ def _sentence(lines: dict[str, Line], axis: Axis, records: Mapping[tuple[Any, ..
         for name, line in speeds.items()
         if line[min(line)][0] >= 1 and (below := [at for at, (value, _) in line.items() if value < 1])
     }
-    slow = [name for name, line in speeds.items() if line[min(line)][0] < 1]
-    rest = f" Below plain decoding from {axis} {_least(speeds)} on: {', '.join(slow)}." if slow else ""
+    slow = [name for name, line in speeds.items() if all(value < 1 for value, _ in line.values())]
+    rest = f" Below plain decoding at every {axis}: {', '.join(slow)}." if slow else ""
     if crossed:
         first = min(crossed, key=lambda name: (crossed[name], speeds[name][crossed[name]][0]))
         return f"{first} is the first to fall below plain decoding: {_fall(first, crossed[first], lines, speeds, axis)}{rest}"
@@ -128,12 +130,9 @@ def _sentence(lines: dict[str, Line], axis: Axis, records: Mapping[tuple[Any, ..
     last = max(lines[worst])
     if lost[worst] >= 0:
         return f"No method is slower at {axis} {last} than at {axis} {min(lines[worst])}.{rest}"
-    none = f"No method falls below plain decoding up to {axis} {last}. " if not slow else ""
+    above = all(value >= 1 for line in speeds.values() for value, _ in line.values())
+    none = f"No method is below plain decoding up to {axis} {last}. " if above else ""
     return f"{none}{worst} loses most: {_fall(worst, last, lines, speeds, axis)}{rest}"
-
-
-def _least(speeds: Mapping[str, Mapping[int, Any]]) -> int:
-    return min(at for line in speeds.values() for at in line)
 
 
 def _fall(

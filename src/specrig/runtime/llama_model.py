@@ -140,7 +140,8 @@ class LlamaModel(CachedModel):
         return config.model_type in LLAMA_SHAPED and getattr(config, "hidden_act", "silu") == "silu"
 
     def _grown(self, slots: int) -> None:
-        positions = torch.arange(slots, device=self.device).unsqueeze(0)
+        # Not beyond the context's end, where some models would scale all their frequencies by the cache's size.
+        positions = torch.arange(slots, device=self.device).clamp(max=self.max_positions - 1).unsqueeze(0)
         cos, sin = self.rotary(self.embedding[:1].unsqueeze(0), positions)
         # rotate_half(x) * sin == roll(x, d/2) * signed_sin: the sign moves into the table.
         half = sin.shape[-1] // 2

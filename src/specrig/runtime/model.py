@@ -194,6 +194,12 @@ class CachedModel(ABC):
         new = [
             [] if over else list(row[length:end]) for row, over, length in zip(rows, done, self.lengths, strict=True)
         ]
+        # Rows share a pass's columns: what a short row lacks may not fit behind the longest one, and then runs in parts.
+        while max(map(len, new)) > (room := max(1, self.cache.slots - max(self.lengths))):
+            part = [row[:room] if len(row) > room else [] for row in new]
+            self.forward(padded(part, room, self.device), last=[0] * len(part))
+            self.keep([range(len(row)) for row in part])
+            new = [row[len(run) :] for row, run in zip(new, part, strict=True)]
         tokens = padded(new, max(1, *map(len, new)), self.device)
         logits, _ = self.forward(tokens, last=[max(len(row) - 1, 0) for row in new])
         self.keep([range(len(row)) for row in new])

@@ -77,6 +77,8 @@ class TransformersModel(CachedModel):
             positions = torch.arange(step.positions.start, step.positions.stop, device=self.device).expand(B, n)
         else:
             positions = step.positions
+        # Tokens that no row can emit may lie beyond the context's end: tables of positions have no entry for them.
+        positions = positions.clamp(max=self.max_positions - 1)
         # The model computes the logits itself (some scale or cap them), of every position that some row needs.
         rows = spans(last or ())
         needed = tuple(sorted({at for row in rows for at in row}))

@@ -33,6 +33,14 @@ class ServiceError(RuntimeError):
     """A service that is not there, late, busy or of another kind; the message names its address."""
 
 
+class StatusError(ServiceError):
+    """A service that answered with another HTTP status than 200."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
 @dataclass(slots=True)
 class RemoteSession:
     """A growing text at a service. num_cached: how many of its tokens the service has, as far as is known."""
@@ -59,11 +67,15 @@ class RowsClient:
     """
 
     def __init__(self, url: str, *, timeout_s: float = TIMEOUT_S) -> None:
-        parts = urlsplit(url)
-        if parts.scheme != "http" or not parts.hostname:
+        try:
+            parts = urlsplit(url)
+            host, port = parts.hostname, parts.port
+        except ValueError:  # a port that is none, a bracket that is not closed
+            host, port = None, None
+        if host is None or parts.scheme != "http":
             raise ServiceError(f"{url!r} is no address of a service: write it as http://host:port")
         self.url, self.timeout_s = url.rstrip("/"), timeout_s
-        self._connection = http.client.HTTPConnection(parts.hostname, parts.port or 80, timeout=timeout_s)
+        self._connection = http.client.HTTPConnection(host, port or 80, timeout=timeout_s)
         self._headers = {"Content-Type": MEDIA_TYPE}
         if key := os.environ.get(KEY_ENV):
             self._headers["Authorization"] = f"Bearer {key}"
@@ -100,7 +112,7 @@ class RowsClient:
                     raise ServiceError(f"{self.url}: no service answers there ({reason})") from error
         if response.status != 200:
             message = content[:300].decode("utf-8", "replace")
-            raise ServiceError(f"{self.url}{path}: refused with status {response.status}: {message}")
+            raise StatusError(f"{self.url}{path}: refused with status {response.status}: {message}", response.status)
         return content
 
 

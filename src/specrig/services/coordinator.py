@@ -50,13 +50,14 @@ class DraftClient(BatchedClient):
     """A draft service that may fail. It is then left alone for a while, and requests go on without drafts."""
 
     def __init__(
-        self, client: RowsClient, batch: int, queue: int, *, check: Callable[[], object], half: bool = False
+        self, client: RowsClient, batch: int, queue: int, *, check: Callable[[], int], half: bool = False
     ) -> None:
-        """check: raises ServiceError where no fitting draft service answers; called before the first rows, and after
-        each failure.
+        """check: the most tokens of a text that the service takes; raises ServiceError where no fitting draft service
+        answers. It is called before the first rows, and after each failure.
         """
         super().__init__(client, batch, queue, half=half)
-        self._check, self._checked = check, False
+        self._check, self._checking = check, asyncio.Lock()
+        self._context: int | None = None
         self._pause_s, self._until = 0.0, 0.0
         self.failures = 0
 
@@ -66,30 +67,45 @@ class DraftClient(BatchedClient):
         return time.monotonic() >= self._until
 
     async def propose(self, session: RemoteSession, tokens: Sequence[int], **more: object) -> RowOutput | None:
-        """A chain, or at depth 0 that the text was run; None where the service fails, is late or is left alone."""
+        """A chain, or at depth 0 that the text was run; None where the text is too long for the service, or it fails, is
+        late or is left alone.
+        """
         if not self.available:
             return None
         try:
-            return await self.run(session, tokens, **more)
+            return await self.run(session, tokens, **more) if len(tokens) <= await self._room() else None
         except (ServiceError, FullError):
             session.num_cached = 0
             return None
 
     async def _send(self, rows: list[RowRequest]) -> list[RowOutput]:
-        if not self.available:  # it failed while these waited
-            raise ServiceError(f"{self.client.url}: it is left alone for a while")
+        await self._room()  # it may have failed while these waited
         try:
-            if not self._checked:
-                await asyncio.get_running_loop().run_in_executor(self._thread, self._check)
-                self._checked = True
             outputs = await super()._send(rows)
         except ServiceError:
-            self.failures, self._checked = self.failures + 1, False
-            self._pause_s = min(max(2 * self._pause_s, FIRST_PAUSE_S), LONGEST_PAUSE_S)
-            self._until = time.monotonic() + self._pause_s
+            self._leave_alone()
             raise
         self._pause_s = 0.0
         return outputs
+
+    async def _room(self) -> int:
+        """The most tokens of a text that the service takes. Raises ServiceError where it is left alone or has failed."""
+        async with self._checking:
+            if not self.available:
+                raise ServiceError(f"{self.client.url}: it is left alone for a while")
+            if self._context is None:
+                try:
+                    self._context = await asyncio.get_running_loop().run_in_executor(self._thread, self._check)
+                except ServiceError:
+                    self._leave_alone()
+                    raise
+            return self._context
+
+    def _leave_alone(self) -> None:
+        """Note a failure: the service is not used for a while, and checked then."""
+        self.failures, self._context = self.failures + 1, None
+        self._pause_s = min(max(2 * self._pause_s, FIRST_PAUSE_S), LONGEST_PAUSE_S)
+        self._until = time.monotonic() + self._pause_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from specrig.models import hub
 from specrig.services.app import RefusedError, Sample, ServingError, json_of, key_for, make_app, serve
 from specrig.services.batching import FullError
-from specrig.services.client import RowsClient, ServiceError
+from specrig.services.client import RowsClient, ServiceError, StatusError
 from specrig.services.coordinator import BatchedClient, Coordinator, DecodeRequest, DraftClient
 from specrig.services.openai import (
     ChatCompletionRequest,
@@ -237,12 +237,17 @@ def _expect(client: RowsClient, kind: str, within_s: float) -> dict[str, Any]:
 
     Raises ServiceError where none answers in time, ServingError where another kind of service does.
     """
-    deadline = time.monotonic() + within_s
+    deadline, announced = time.monotonic() + within_s, False
     while True:
         try:
             about: dict[str, Any] = json.loads(client.post("/health", None, method="GET"))
             break
         except ServiceError as error:
+            if isinstance(error, StatusError) and error.status < 500:  # a wrong key or another program: no use to wait
+                raise ServingError(f"--{kind}: {error}") from error
+            if within_s and not announced:
+                print(f"Waiting up to {within_s:g} s for the {kind} service at {client.url}", file=sys.stderr)
+            announced = True
             if time.monotonic() >= deadline:
                 raise ServiceError(f"--{kind}: {error}; start it with `specrig serve {kind} MODEL`") from error
             time.sleep(0.25)
@@ -255,9 +260,13 @@ def _expect(client: RowsClient, kind: str, within_s: float) -> dict[str, Any]:
     return about
 
 
-def _fitting(client: RowsClient, target: dict[str, Any], within_s: float) -> None:
-    """Raise ServiceError where no draft service answers, ServingError where one answers that does not fit the target."""
-    _check_vocabulary(target, _expect(client, "draft", within_s))
+def _fitting(client: RowsClient, target: dict[str, Any], within_s: float) -> int:
+    """The most tokens of a text that the draft service takes. Raises ServiceError where none answers, ServingError where
+    one answers that does not fit the target.
+    """
+    draft = _expect(client, "draft", within_s)
+    _check_vocabulary(target, draft)
+    return int(draft["context"])
 
 
 def _check_vocabulary(target: dict[str, Any], draft: dict[str, Any]) -> None:

@@ -73,7 +73,7 @@ def verify(folder: Path, show: Callable[[str], None], *, render: bool = True) ->
     same = _same_code(manifest, now)
     drawn = render and same
     steps = chain(_files(folder, manifest), check_records(folder, jobs), _computed(folder, show, drawn=drawn))
-    total, done, findings = len(jobs) + 4 + 2 * len(TABLES) + (_drawings(folder) if drawn else 0), 0, []
+    total, done, findings = len(jobs) + 3 + 2 * len(TABLES) + (_drawings(folder) if drawn else 0), 0, []
     for finding in steps:
         findings.append(finding)
         if finding.checked != "hash":  # a file whose hash differs has a line of its own

@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from specrig.decoding.drafters.draft_model import DraftModel
 from specrig.decoding.drafters.ngram import Ngram
 from specrig.decoding.types import ChainOptions, Context, Draft, Drafter, MethodOptions, Resources, Verdict
 
 if TYPE_CHECKING:
+    from typing import Self
+
     from torch import Tensor
 
 INNER: dict[str, type[Drafter]] = {"draft_model": DraftModel, "ngram": Ngram}
@@ -38,6 +40,19 @@ class AdaptiveK(Drafter):
         raise_above: float = Field(0.8, ge=0, le=1)
         lower_below: float = Field(0.5, ge=0, le=1)
         drafter: Literal["draft_model", "ngram"] = "draft_model"
+
+        @model_validator(mode="after")
+        def _rising(self) -> Self:
+            if self.minimum > self.start:
+                raise ValueError(f"minimum {self.minimum} is above start {self.start}")
+            if self.lower_below > self.raise_above:
+                raise ValueError(f"lower_below {self.lower_below} is above raise_above {self.raise_above}")
+            return self
+
+    @classmethod
+    def parts(cls, options: MethodOptions) -> tuple[str, ...]:
+        """N-grams need no draft model."""
+        return cls.needs if getattr(options, "drafter", "draft_model") == "draft_model" else ()
 
     def __init__(self, options: MethodOptions, resources: Resources) -> None:
         super().__init__(options, resources)

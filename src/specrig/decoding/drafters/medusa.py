@@ -115,7 +115,8 @@ class Medusa(Drafter):
         from specrig.runtime.device import at_each
 
         self.heads.watch.clear()
-        self.hidden = at_each(hidden, [len(tokens) - 2 for tokens in context.tokens])
+        # A copy: to time passes for the shape of the tree may overwrite what the target's last pass returned.
+        self.hidden = at_each(hidden, [len(tokens) - 2 for tokens in context.tokens]).clone()
         self.shape = self.options.shape(self.heads.accuracy, self)
 
     def propose(self, context: Context, k: int) -> Draft:

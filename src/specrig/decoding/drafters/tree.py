@@ -10,25 +10,11 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
+from specrig.decoding.static_tree import Plan, regular_tree
 from specrig.decoding.types import Context, Draft, Drafter, MethodOptions
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-
-def topology(branching: list[int], depth: int) -> list[list[int]]:
-    """Levels of a regular tree as lists of parent indices (-1: root); beyond `branching` every node has one child.
-
-    Example: branching 2-1, depth 3: two nodes below the root, one below each, one below each of those.
-    """
-    levels: list[list[int]] = []
-    above, count = [-1], 0
-    for level in range(depth):
-        width = branching[level] if level < len(branching) else 1
-        levels.append([parent for parent in above for _ in range(width)])
-        above = list(range(count, count + len(levels[-1])))
-        count += len(levels[-1])
-    return levels
 
 
 class Tree(Drafter):
@@ -49,6 +35,7 @@ class Tree(Drafter):
 
     def begin(self, context: Context, hidden: Tensor, aux_hidden_states: Tensor | None = None) -> None:
         """Prefill the draft model with the prompts."""
+        self.plans: dict[int, Plan] = {}
         self.model = self.resources.model("draft")
         self.model.prefill_like(self.resources.target, context.tokens, context.done)
 
@@ -56,26 +43,22 @@ class Tree(Drafter):
         """Grow the tree level by level."""
         import torch
 
-        B = context.batch_size
-        logits = self.model.catch_up(context.tokens, context.done).unsqueeze(1)
-        levels = topology(list(self.options.branching), k)
-        tokens: list[Tensor] = []
-        probs: list[Tensor] = []
-        parents: list[int] = []
-        for level, nodes in enumerate(levels):
-            # Children of every node of the level above, by its logits: [B, m, width] -> [B, m · width].
-            width = len(nodes) // max(1, len(levels[level - 1]) if level else 1)
-            counts = [0 if done else logits.shape[1] for done in context.done]
-            chosen, q = context.sampler.candidates(logits, width, counts)
-            tokens.append(chosen.reshape(B, -1))
-            parents += nodes
-            if q is not None:
-                probs.append(q)
-            if level + 1 < len(levels):
-                # The whole tree runs again, since the cache keeps none of it; only the new level's logits are read.
-                grown = torch.cat(tokens, 1)
-                logits = self.model.forward(grown, parents=[parents] * B)[0][:, -len(nodes) :]
-        return Draft(torch.cat(tokens, 1), parents=[parents] * B, probs=torch.cat(probs, 1) if probs else None)
+        if k not in self.plans:
+            self.plans[k] = Plan.of(regular_tree(self.options.branching, k), self.model.vocab_size)
+        plan = self.plans[k]
+        grown: list[Tensor] = []
+
+        def children(level: int, tokens: Tensor) -> Tensor:
+            """The logits of the children of a level's nodes `tokens` `[B, m]`."""
+            if not level:
+                return self.model.catch_up(context.tokens, context.done).unsqueeze(1)
+            # The whole tree runs again, since the cache keeps none of it; only the new level's logits are read.
+            grown.append(tokens)
+            nodes = torch.cat(grown, 1)
+            parents = [plan.parents[: nodes.shape[1]]] * context.batch_size
+            return self.model.forward(nodes, parents=parents)[0][:, -tokens.shape[1] :]
+
+        return plan.fill(children, context)
 
     def passes(self) -> dict[int, tuple[int, float]]:
         """The draft model's bare forward passes."""

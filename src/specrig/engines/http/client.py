@@ -120,7 +120,7 @@ class Client:
     @cached_property
     def model(self) -> str:
         """The name of the first model that the server lists."""
-        listed = self.get("/v1/models").json().get("data") or [{}]
+        listed = self._event(self.get("/v1/models").content).get("data") or [{}]
         if not listed[0].get("id"):
             raise EngineError(f"{self.url}: it lists no model; name it as `model:` of the server")
         return str(listed[0]["id"])
@@ -168,7 +168,7 @@ class Client:
         try:
             event = json.loads(text)
         except ValueError as error:
-            raise EngineError(f"{self.url}: an event is not JSON: {text[:200]!r}") from error
+            raise EngineError(f"{self.url}: an answer is not JSON: {text[:200]!r}") from error
         if not isinstance(event, dict) or event.get("error"):
             raise EngineError(f"{self.url}: the server reports: {_message(event)}")
         return event
@@ -276,6 +276,21 @@ class HttpEngine(TokenizerEngine):
         self, cell: Cell, prompt: Sequence[int], *, max_new_tokens: int, seed: int, alone: bool
     ) -> Completion:
         """The completion of one prompt. alone: no other request runs, so the server's counters count this prompt."""
+
+    def environment(self) -> dict[str, Any]:
+        """See `Engine`; also what the servers that the study names say of themselves."""
+        known = super().environment()
+        mine = [server for server in self.pair.servers if server.engine == self.name]
+        if mine:
+            known["engine"]["servers"] = {
+                " ".join(filter(None, (server.method, server.variant, f"k={server.k}"))): self.described(server)
+                for server in mine
+            }
+        return known
+
+    def described(self, server: Endpoint) -> dict[str, Any]:
+        """What a server that the study names says of itself."""
+        return {}
 
     def ready(self, cell: Cell) -> None:
         """Start the cell's server where needed, before any time is measured."""

@@ -38,7 +38,6 @@ class ServerProcess:
 
     def __init__(self, command: Sequence[str], url: str, *, health: str, ready_s: float = READY_S) -> None:
         self.engine_log = EngineLog()
-        self.log = self.engine_log.path
         self.name = " ".join(command[:3])
         self.process = subprocess.Popen(
             command,
@@ -87,7 +86,11 @@ class ServerProcess:
         return f"{self.name} {exit_reason(self.process.poll())} {when}; {self.engine_log.tail()}"
 
     def close(self, *, keep_log: bool = False) -> None:
-        """Terminate the process and all it started, kill what stays, and return when all are gone."""
+        """Terminate the process and all it started, kill what stays, and return when all are gone.
+
+        The log of a process that has ended by itself is kept: `ended` names it.
+        """
+        keep_log = keep_log or not self.alive
         self._note_children()
         members = list(self._family)
         for sent in (signal.SIGTERM, signal.SIGKILL):
@@ -132,7 +135,8 @@ class LaunchingEngine(HttpEngine):
 def exit_reason(code: int | None) -> str:
     """An exit code in words: the signal that killed the process (negative codes), or its status."""
     if code is not None and code < 0:
-        return f"was killed by {signal.Signals(-code).name}"
+        hint = " (by someone, or by the system when memory ran out)" if code == -signal.SIGKILL else ""
+        return f"was killed by {signal.Signals(-code).name}{hint}"
     return f"ended with status {code}"
 
 

@@ -144,11 +144,9 @@ class LlamaCpp(LaunchingEngine):
         """Start the cell's server where it does not run."""
         settings = self.settings(cell)
         self._key = digest(settings)
-        server, _ = self._servers.get(self._key, (None, None))
-        if server is not None and not server.alive:
-            server.close(keep_log=True)
-            server = None
-        if server is None:
+        if self._key in self._servers and not self._servers[self._key][0].alive:
+            self._servers.pop(self._key)[0].close()
+        if self._key not in self._servers:
             port = free_port()
             url = f"http://127.0.0.1:{port}"
             start = f"from {serve.__name__} import main; main()"

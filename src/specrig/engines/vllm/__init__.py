@@ -199,12 +199,11 @@ class Vllm(WeightsEngine):
         self._end(self._speculating)
         started = RunningEngine(key)
         with started.log.captured():
-            self._prepare()
-            from vllm import LLM
-
-            started.processes = Processes()
             alone = self.options.multiprocessing and self.device == "cpu"
             try:
+                self._prepare()
+                from vllm import LLM
+
                 with intel_openmp() if alone else contextlib.nullcontext():
                     started.llm = LLM(
                         **arguments(self.pair, self.options, self.device), disable_log_stats=False, **speculation

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-import signal
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -60,9 +59,7 @@ class Processes:
         while self._cores and time.monotonic() < deadline:
             for core in self._cores:
                 if core.exitcode is not None:
-                    killed = core.exitcode == -signal.SIGKILL
-                    hint = " (by someone, or by the system when memory ran out)" if killed else ""
-                    return f"its process {core.name} {exit_reason(core.exitcode)}{hint}"
+                    return f"its process {core.name} {exit_reason(core.exitcode)}"
             time.sleep(0.02)
         return ""
 
@@ -75,6 +72,7 @@ class Processes:
         for process in alive:
             with contextlib.suppress(psutil.Error):
                 process.kill()
+        psutil.wait_procs(alive, timeout=STOP_S)
 
 
 def resident_mb(processes: Iterable[psutil.Process]) -> float:

@@ -50,6 +50,7 @@ class DFlashHead(DraftHead):
     consecutive: ClassVar[bool] = True
 
     def _check(self, tensors: dict[str, Tensor], target: CachedModel) -> None:
+        self._check_vocabulary(target)
         super()._check(tensors, target)
         own = _own_config(self.config)
         others = [name for name in _VARIANTS if own.get(name)]

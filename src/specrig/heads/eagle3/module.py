@@ -51,6 +51,7 @@ class Eagle3Head(EagleHead):
     title: ClassVar[str] = "EAGLE-3 head"
 
     def _check(self, tensors: dict[str, Tensor], target: CachedModel) -> None:
+        self._check_vocabulary(target)
         super()._check(tensors, target)
         if others := [name for name in _VARIANTS if getattr(self.config, name, False)]:
             raise DecodingError(

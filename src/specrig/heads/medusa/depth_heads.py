@@ -55,6 +55,9 @@ class DepthHeads(Checkpoint):
             raise DecodingError(
                 f"the heads are for a hidden size of {config.hidden_size}, the {self.on}'s is {target.hidden_size}"
             )
+        whole = target.config.vocab_size
+        if config.vocab_size < whole:  # of more, the last are never offered
+            raise DecodingError(f"the heads are for {config.vocab_size} tokens, the {self.on} has {whole}")
         if wrong := faults(tensors, self.shapes(config)):
             raise DecodingError(f"not {self.title} of {self.layers} each: {wrong}")
         if (drafted := tensors.get("token_map")) is not None:

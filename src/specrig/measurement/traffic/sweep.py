@@ -7,13 +7,11 @@ whose files are missing or of another digest.
 from __future__ import annotations
 
 import json
-import sys
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from hashlib import sha256
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,6 +28,7 @@ from specrig.measurement.energy import Meter, metered
 from specrig.measurement.machine_state import MachineState
 from specrig.measurement.plan import gpus_used, method_modules, model_digests
 from specrig.measurement.progress import progress
+from specrig.measurement.recording import reported, write_index
 from specrig.measurement.records import Counts, RecordError, write_atomically
 from specrig.measurement.task_prompts import prepared
 from specrig.measurement.traffic.loops import Requests, closed_loop, open_loop
@@ -99,6 +98,7 @@ def measure_traffic(study: Study, engine: str, pair: str, method: str) -> None:
     shared = [study.seed, study.max_new_tokens, study.threads, device, traffic.of_a_point]
     shared += [model_digests(files), code_digest(__name__, *method_modules(engine, method))]
     shared += [files.engine_options.get(engine, {}), files.dtype, files.tensor_parallel, files.max_model_len]
+    shared += [files.quantization, files.gpu_memory_utilization]
     digests = {point: digest([point.model_dump(), shared, *_own(point, files, prompts)]) for point in points}
     folder = study.root / FOLDER / engine / pair / method
     index = folder / "index.json"
@@ -107,9 +107,10 @@ def measure_traffic(study: Study, engine: str, pair: str, method: str) -> None:
     failed: dict[Point, str] = {}
     if plan.pending:
         check_trained_for(files)
+        files = at_commits(files)
         index.unlink(missing_ok=True)  # what is written from now on is in no index until the end
         with ExitStack() as open_things:
-            server = open_things.enter_context(kind(at_commits(files), device=device, threads=study.threads))
+            server = open_things.enter_context(kind(files, device=device, threads=study.threads))
             assert isinstance(server, HttpEngine)  # an engine that serves
             server.limit_s = traffic.timeout_s
             meter = Meter()
@@ -117,9 +118,14 @@ def measure_traffic(study: Study, engine: str, pair: str, method: str) -> None:
                 meter = open_things.enter_context(metered(device, gpus_used(kind, files.tensor_parallel)))
             environment = capture(files, device=device, threads=study.threads) | server.environment()
             environment["energy"] = meter.source
-            failed = _climb(plan, server, meter)
-        write_atomically(folder / "environment.json", json.dumps(environment, indent=1))
-    _write_index(plan, failed)
+            write_atomically(folder / "environment.json", json.dumps(environment, indent=1))
+            failed = _measure_points(plan, server, meter)
+    write_index(
+        folder,
+        {point.slug: digests[point] for point in points if point not in failed},
+        {point.slug: reason for point, reason in failed.items()},
+        rows="points",
+    )
 
 
 def _own(point: Point, files: PairFiles, prompts: dict[str, list[Prompt]]) -> tuple[object, ...]:
@@ -128,7 +134,7 @@ def _own(point: Point, files: PairFiles, prompts: dict[str, list[Prompt]]) -> tu
     return servers, [(prompt.id, prompt.text) for prompt in prompts[point.cell.task]]
 
 
-def _climb(plan: Plan, server: HttpEngine, meter: Meter) -> dict[Point, str]:
+def _measure_points(plan: Plan, server: HttpEngine, meter: Meter) -> dict[Point, str]:
     """Measure the pending points; returns why points failed.
 
     Where method and baseline run at the same time they take turns at one load after the other. Else each start is used
@@ -148,8 +154,7 @@ def _climb(plan: Plan, server: HttpEngine, meter: Meter) -> dict[Point, str]:
                 try:
                     found[point].append(_turn(plan, server, machine, meter, point, turn, is_baseline))
                 except Exception as error:
-                    failed[point] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-                    print(f"{point.name} failed: {failed[point]}", file=sys.stderr)
+                    failed[point] = reported(point.name, error)
             if len(found[point]) == len(sides):
                 write_turns(plan.path(point), found[point])
             advance(f"{point.load:g}")
@@ -226,17 +231,6 @@ def _share(total: int, turn: int, turns: int) -> int:
 
 def _is_current(path: Path, expected: str) -> bool:
     try:
-        return path.is_file() and all(turn.digest == expected for turn in read_turns(path))
+        return path.is_file() and {turn.digest for turn in read_turns(path)} == {expected}
     except RecordError:
         return False
-
-
-def _write_index(plan: Plan, failed: dict[Point, str]) -> None:
-    def entries() -> Iterator[tuple[str, dict[str, str]]]:
-        for point in plan.points:
-            if point not in failed:
-                sums = sha256(plan.path(point).read_bytes()).hexdigest()
-                yield point.slug, {"records": plan.path(point).name, "sha256": sums, "digest": plan.digests[point]}
-
-    index = {"points": dict(entries()), "failed": {point.slug: why for point, why in failed.items()}}
-    write_atomically(plan.folder / "index.json", json.dumps(index, indent=1))

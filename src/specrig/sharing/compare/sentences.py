@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.special import ndtr
 
+from specrig.analysis.statistics import LEAST_UNITS, student
 from specrig.analysis.statistics import LEVEL as INTERVAL
-from specrig.analysis.statistics import student
 from specrig.results.grid import interval, number, percent
-from specrig.results.labels import method_name, method_order, task_name
+from specrig.results.labels import BASELINES, method_name, method_order, task_name
 from specrig.results.summary import MEAN
 from specrig.sharing.compare.setup_differences import unrecorded
 from specrig.sharing.compare.study_comparison import LEVEL, CellComparison, StudyComparison, listed, reliable
@@ -74,7 +74,7 @@ def _identical(comparison: StudyComparison) -> str:
 def _coverage(comparison: StudyComparison) -> str:
     (ours, of_ours), (theirs, of_theirs) = comparison.coverage
     if not of_ours and not of_theirs:
-        return "There are no intervals to compare: a cell needs two prompts."
+        return f"There are no intervals to compare: a cell needs {LEAST_UNITS} prompts."
     # Two measurements of the same thing with errors alike differ by a normal variable of √2 times their error.
     expected = 2 * ndtr(student(math.inf, INTERVAL) / math.sqrt(2)) - 1
     once = [side.name for side in (comparison.a, comparison.b) if side.study.replicates == 1]
@@ -233,7 +233,11 @@ def _in_common(comparison: StudyComparison) -> str:
 def _fastest(comparison: StudyComparison) -> str:
     found = []
     for pair in comparison.pairs:
-        known = [row for row in comparison.first_setting if pair in row.on and reliable(row.on[pair])]
+        known = [
+            row
+            for row in comparison.first_setting
+            if pair in row.on and reliable(row.on[pair]) and row.method not in BASELINES
+        ]
         if len(known) > 1:
             best = max(known, key=lambda row: row.on[pair][MEAN])
             values = best.on[pair]
