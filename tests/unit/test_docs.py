@@ -229,7 +229,7 @@ def published_under_load(folder: str) -> set[tuple[str, ...]]:
     """What the pages print of a server at each load: tokens a second and the median latency, beside plain decoding's."""
     table = pd.read_csv(ROOT / "reports/published" / folder / "tables/traffic.csv").sort_values("side")
     rows = set()
-    for (method, k, load), sides in table.groupby(["method", "k", "load"]):
+    for (_, method, k, load), sides in table.groupby(["engine", "method", "k", "load"]):
         plain, own = sides.itertuples()
         speedup = f"{own.speedup:.2f} [{own.speedup_low:.2f}, {own.speedup_high:.2f}]"
         rates = [f"{side.tokens_per_s:.1f}" for side in (own, plain)]
