@@ -210,25 +210,6 @@ def test_variants_keep_the_targets_distribution(lab: Lab, method: str, options: 
     assert test.p_value > 1e-4, test
 
 
-@pytest.mark.parametrize(("method", "options"), [each for each in VARIANTS if each[1].get("acceptance") == "traversal"])
-def test_a_row_at_the_end_of_the_context_keeps_the_distribution_beside_one_with_room(
-    method: str, options: dict[str, Any]
-) -> None:
-    """The other row's tree is deeper. What lies beyond a row's own depth is drawn with numbers that it uses again."""
-    lab = Lab(vocab_size=8, noise=0.5)
-    lab.target.max_positions = len(PROMPT) + LENGTH
-    drafter = lab.drafter(method, **options)
-    drafter = lopsided(drafter) if method in ("medusa", "hydra") else drafter
-    samples = []
-    for batch in range(2 * BATCHES):
-        seeds = range(batch * ROWS, (batch + 1) * ROWS)
-        prompts = [PROMPT, PROMPT[:1]] * (ROWS // 2)
-        found = generate(lab.target, drafter, prompts, k=K, max_new_tokens=LENGTH, temperature=1.0, seeds=seeds)
-        samples += [generation.tokens for generation in found[::2]]
-    test = g_test(samples, exact_distribution(lab.target, PROMPT, LENGTH, temperature=1.0))
-    assert test.p_value > 1e-4, test
-
-
 @pytest.mark.parametrize("method", ["eagle2", "p_eagle"])
 def test_a_tree_that_keeps_what_turned_out_likely_is_caught(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, method: str

@@ -95,7 +95,7 @@ def measure_traffic(study: Study, engine: str, pair: str, method: str) -> None:
         task: prepared(study, task, files, study.root)[: traffic.prompts]
         for task in {point.cell.task for point in points}
     }
-    shared = [study.seed, study.max_new_tokens, study.threads, device, traffic.of_a_point]
+    shared: list[object] = [study.seed, study.max_new_tokens, study.threads, device, traffic.of_a_point]
     shared += [model_digests(files), code_digest(__name__, *method_modules(engine, method))]
     shared += [files.engine_options.get(engine, {}), files.dtype, files.tensor_parallel, files.max_model_len]
     shared += [files.quantization, files.gpu_memory_utilization]
