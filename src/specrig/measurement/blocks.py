@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from hashlib import sha256
-from itertools import pairwise
+from itertools import chain, pairwise
 
 from specrig.cell import Cell
 from specrig.decoding.drafters import registry as methods
@@ -32,20 +32,25 @@ def blocks(cells: Iterable[Cell], *, most: int = MOST) -> Iterator[list[Cell]]:
         yield from (members[start:end] for start, end in pairwise(bounds))
 
 
-def with_baselines(cells: Iterable[Cell], *, paired: bool) -> Iterator[list[Cell]]:
-    """Yield the cells of one engine and pair block by block, each block with the baseline as often as it runs.
+def in_turn(cells: Iterable[Cell], *, paired: bool) -> Iterator[Iterator[list[Cell]]]:
+    """Yield the blocks of cells of one engine and pair, those together that are measured together.
 
-    paired: whether the engine alternates. Else it runs method by method, each between two runs of the baseline.
+    paired: whether the engine alternates; then all are. Else it runs method by method, in as few blocks as it can: each
+    one runs the baseline twice more.
     """
     if paired:
-        yield from ([*block, baseline_of(block[0])] for block in blocks(cells))
+        yield blocks(cells)
         return
     by_method: dict[str, list[Cell]] = {}
     for cell in cells:
         by_method.setdefault(cell.method, []).append(cell)
-    for own in by_method.values():
-        for block in blocks(own, most=len(own)):
-            yield [*block, *[baseline_of(block[0])] * 2]
+    yield from (blocks(own, most=len(own)) for own in by_method.values())
+
+
+def with_baselines(cells: Iterable[Cell], *, paired: bool) -> Iterator[list[Cell]]:
+    """Yield the blocks of `in_turn`, each with the baseline as often as it runs."""
+    for block in chain.from_iterable(in_turn(cells, paired=paired)):
+        yield [*block, *[baseline_of(block[0])] * (1 if paired else 2)]
 
 
 def baseline_of(cell: Cell) -> Cell:

@@ -13,11 +13,11 @@ import json
 import os
 import time
 from collections.abc import Iterable, Mapping
-from hashlib import file_digest
 from pathlib import Path
 
 from specrig.measurement.attempts import other_attempts
 from specrig.measurement.records import RecordError, read_records, write_atomically
+from specrig.provenance.environment import file_sha256
 
 HASHES = "SHA256SUMS"
 """File with the sums of the files beside it, in the format of `sha256sum -c`."""
@@ -38,7 +38,7 @@ def write_hashes(folder: Path, names: Iterable[str] | None = None) -> None:
     """Write the hashes of a folder's new files into its `SHA256SUMS`; of all files if no `names` are given."""
     if names is None:
         names = [path.name for path in folder.iterdir() if path.is_file() and path.name != HASHES]
-    write_atomically(folder / HASHES, "".join(f"{_hash(folder / name)}  {name}\n" for name in sorted(names)))
+    write_atomically(folder / HASHES, "".join(f"{file_sha256(folder / name)}  {name}\n" for name in sorted(names)))
 
 
 def damaged_files(folder: Path) -> dict[Path, str]:
@@ -54,7 +54,7 @@ def damaged_files(folder: Path) -> dict[Path, str]:
 
 def write_ledger(root: Path) -> None:
     """Write the hashes of the files in `LISTED` of the results folder `root`, at the end of a run."""
-    sums = {path.relative_to(root).as_posix(): [_hash(path), _measured(path)] for path in _listed(root)}
+    sums = {path.relative_to(root).as_posix(): [file_sha256(path), _measured(path)] for path in _listed(root)}
     write_atomically(root / LEDGER, json.dumps(sums, indent=1))
 
 
@@ -71,7 +71,7 @@ def damaged_listed(root: Path) -> dict[Path, str]:
     found = {}
     for path in _listed(root):
         own, measured = expected.get(path, ("", ""))
-        if own and _hash(path) == own:
+        if own and file_sha256(path) == own:
             continue
         index = path.with_name(INDEX)
         known = own and (_measured(path) == measured or index in damaged_records(path.parent))
@@ -84,7 +84,7 @@ def damaged_listed(root: Path) -> dict[Path, str]:
 def _measured(path: Path) -> str:
     """The hash of the records' index beside an environment: with other records, measured since, comes another one."""
     index = path.with_name(INDEX)
-    return _hash(index) if path.name == ENVIRONMENT and index.is_file() else ""
+    return file_sha256(index) if path.name == ENVIRONMENT and index.is_file() else ""
 
 
 def _listed(root: Path) -> list[Path]:
@@ -237,11 +237,6 @@ def _differing(sums: Mapping[Path, str]) -> dict[Path, str]:
     for path, expected in sums.items():
         if not path.is_file():
             found[path] = "it is missing"
-        elif _hash(path) != expected:
+        elif file_sha256(path) != expected:
             found[path] = "its content is not what was written"
     return found
-
-
-def _hash(path: Path) -> str:
-    with path.open("rb") as file:
-        return file_digest(file, "sha256").hexdigest()

@@ -16,13 +16,14 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from specrig.cell import Cell
 from specrig.decoding.drafters import registry as methods
 from specrig.engines.base import Engine
 from specrig.measurement.attempts import least_disturbed, write_attempts
-from specrig.measurement.blocks import WARMUP_TOKENS, baseline_of, blocks, is_lossless, seed_of
+from specrig.measurement.blocks import WARMUP_TOKENS, baseline_of, in_turn, is_lossless, seed_of
 from specrig.measurement.energy import Meter, metered
 from specrig.measurement.machine_state import MachineState
 from specrig.measurement.plan import MeasurementPlan, Part, gpus_used, resolve
@@ -77,11 +78,7 @@ def _run(plan: MeasurementPlan, title: str) -> dict[Cell, str]:
         environment = capture(plan.pair, device=plan.device, threads=plan.threads)
         environment |= engine.environment() | {"energy": meter.source}
         _describe(plan, environment)
-        # Engines that alternate run the cells of all methods in common blocks, the others method by method; there, each
-        # further block would run the baseline twice more.
-        pending = plan.pending.values()
-        together = [cell for cells in pending for cell in cells]
-        groups = [blocks(together)] if engine.paired else [blocks(cells, most=len(cells)) for cells in pending]
+        groups = in_turn(chain.from_iterable(plan.pending.values()), paired=engine.paired)
         made = [[_Block(plan, engine, meter, machine, cells) for cells in group] for group in groups]
         with progress(title, sum(block.units for group in made for block in group)) as advance:
             for group in made:

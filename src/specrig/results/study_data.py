@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -226,11 +225,6 @@ def names(value: Any) -> list[str] | None:
     found = [item.get("name", item.get("method")) if isinstance(item, dict) else item for item in value]
     strings = [name for name in found if isinstance(name, str)]
     return strings if strings and len(strings) == len(found) else None
-
-
-def file_sha256(path: Path) -> str:
-    """The SHA-256 of a file in hexadecimal."""
-    return sha256(path.read_bytes()).hexdigest()
 
 
 def _json(path: Path) -> dict[str, Any]:

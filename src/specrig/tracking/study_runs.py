@@ -19,9 +19,10 @@ from specrig.analysis.speedup import group_times, log_speedups
 from specrig.cell import digest
 from specrig.measurement.records import Record
 from specrig.measurement.signs import is_disturbed
+from specrig.provenance.environment import file_sha256
 from specrig.results import grid
 from specrig.results.labels import method_name, task_name
-from specrig.results.study_data import MeasuredJob, StudyData, file_sha256, training_curves
+from specrig.results.study_data import MeasuredJob, StudyData, training_curves
 from specrig.results.summary import CROSS_FITTED, LEVELS, MEAN, acceptance_summary, audit_failures, speedup_summary
 from specrig.tasks.variants import SIGN, variant_of
 from specrig.tracking.run_content import (
