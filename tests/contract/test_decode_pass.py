@@ -63,6 +63,7 @@ MODELS: dict[str, Callable[[], Any]] = {
     "a window": lambda: MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=8)),
     "a key head for each query": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE | {"num_key_value_heads": 4})),
     "three queries a key head": lambda: LlamaForCausalLM(LlamaConfig(**wider(96, heads=6), head_dim=64)),
+    "heads of 96 numbers": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE | {"initializer_range": 0.2, "head_dim": 96})),
     "seven queries a key head": lambda: LlamaForCausalLM(LlamaConfig(**wider(224, heads=14))),
     "a width that matrix registers do not serve": lambda: LlamaForCausalLM(
         LlamaConfig(**wider(48, heads=3) | {"num_key_value_heads": 3})
@@ -117,6 +118,9 @@ def outputs(model: LlamaModel) -> list[torch.Tensor]:
     found += model.forward(torch.tensor([[21], [22]]))
     model.start(1, 128)
     found += [model.catch_up([list(range(40))], [False]), *model.forward(torch.tensor([[1, 2, 3, 4]]))]
+    model.start(2, 256)  # rows behind longer contexts, one of them far behind the other
+    found.append(model.catch_up([[place % 60 for place in range(130)], list(range(12))], [False, False]))
+    found += model.forward(torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]]), parents=[[-1, -1, 0, 1], [-1, 0, 0, 2]])
     return found
 
 
@@ -175,26 +179,28 @@ def test_compiled_passes_of_a_head_say_what_torch_says(kind: Any, dtype: torch.d
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_token_does_not_feel_its_neighbours(name: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("context", [20, 150])
+def test_a_token_does_not_feel_its_neighbours(name: str, dtype: torch.dtype, context: int) -> None:
     """To the last bit: one by one, as a chain, on a tree's path, and in a batch beside a longer row."""
     found = model(MODELS[name], "always", dtype)
     tokens = [(7 * place + 3) % SHAPE["vocab_size"] for place in range(MAX_TOKENS)]
 
     def begun(*prompts: list[int]) -> None:
-        found.start(len(prompts), 128)
+        found.start(len(prompts), 256)
         for count in range(
             max(map(len, prompts))
         ):  # one by one: prompts of different widths may be computed differently
             rows = [prompt[: count + 1] for prompt in prompts]
             found.catch_up(rows, [False] * len(rows))
 
-    prompt = list(range(20))
+    prompt = [place % 60 for place in range(context)]
     begun(prompt)
     plain = []
     for token in tokens:
         plain.append(found.forward(torch.tensor([[token]]))[0][0, 0])
         found.keep([[0]])
     expected = torch.stack(plain)
+    begun(prompt)
     for width in (
         *range(2, 19),
         24,
@@ -207,13 +213,12 @@ def test_a_token_does_not_feel_its_neighbours(name: str, dtype: torch.dtype) -> 
         MAX_TOKENS - 1,
         MAX_TOKENS,
     ):  # every tile, and passes of several
-        begun(prompt)
         assert torch.equal(found.forward(torch.tensor([tokens[:width]]))[0][0], expected[:width]), width
+        found.keep([[]])
     tokens, expected = tokens[:5], expected[:5]
-    begun(prompt)
     tree = torch.tensor([[3, *tokens, 1, 2]])
     assert torch.equal(found.forward(tree, parents=[[-1, -1, 1, 2, 3, 4, 0, 0]])[0][0, 1:6], expected)
-    begun(list(range(30)), prompt)
+    begun([*prompt, *range(10)], prompt)
     assert torch.equal(found.forward(torch.tensor([[1, 2, 3, 4, 5], tokens]))[0][1], expected)
 
 

@@ -395,10 +395,10 @@ INLINE void rotate(float *to, float *x, const void *norm, const Pass *p, int64_t
     for (int64_t i = 0, h = p->d / 2; i < p->d; i++) to[i] = x[i] * cos[i] + x[i < h ? i + h : i - h] * sin[i];
 }
 
-/* Queries of one key head, whatever their tokens, go over its keys and values together: QUERIES at most, SLOTS slots at a time, so that
- * these come from an outer cache once for all, in tiles of TILE_ROWS at most, whose sums stay in registers: those of R queries with
- * SIDE(R) keys, or with as many vectors of a value. */
-enum { QUERIES = 24, SLOTS = 128 };
+/* Queries of one key head, whatever their tokens, go over its keys and values together: QUERIES at most (MATRIX_QUERIES by matrix
+ * registers), SLOTS slots at a time, so that these come from an outer cache once for all, in tiles of TILE_ROWS at most, whose sums stay in
+ * registers: those of R queries with SIDE(R) keys, or with as many vectors of a value. */
+enum { QUERIES = 24, MATRIX_QUERIES = 48, SLOTS = 128 };
 #ifdef __AVX512F__
 #define SIDE(R) (R <= 3 ? 8 : R <= 6 ? 4 : 2)
 #else
@@ -476,34 +476,74 @@ INLINE void keep_scores(float *weights, vec *highest, vec found, const uint8_t *
     }
 TILES(SCORE)
 
-/* The same for up to 24 queries by matrix registers, 16 keys times 16 queries at a time: keys are the first factor as they lie, and of the
- * queries a pair of numbers of each lies side by side. For heads of MOST_STEPS times 32 numbers at most. */
+/* Matrix registers serve heads of MOST_STEPS times 32 numbers at most. */
 enum { MOST_STEPS = 4 };
-INLINE int scores_by_matrices(int64_t d, int paired) { return paired && d % 32 == 0 && d <= 32 * MOST_STEPS && has_matrices(); }
+INLINE int attends_by_matrices(int64_t d, int paired) { return paired && d % 32 == 0 && d <= 32 * MOST_STEPS && has_matrices(); }
+
+/* Slots whose values matrix registers mix: MATRIX_SLOTS at a time, those well before a query. How many these are depends on its position
+ * alone. A pass has PASS_TOKENS tokens at most, so they stand before all that it adds, where a slot is a position: the same slots form
+ * pairs on a tree's path and in plain decoding. */
+enum { PASS_TOKENS = 64, MATRIX_SLOTS = 32 };
+INLINE int64_t far_slots(int64_t position, int64_t end) {
+    const int64_t far = position - PASS_TOKENS < end ? position - PASS_TOKENS : end;
+    return far > 0 ? far / MATRIX_SLOTS * MATRIX_SLOTS : 0;
+}
+
 #ifdef __AMX_BF16__
+enum { AHEAD = 4096 }; /* bytes of keys and values that are fetched meanwhile: more than the processor fetches by itself */
+#define WRITTEN __asm__ volatile("" ::: "memory") /* gcc 12 does not know that tile loads read memory */
+
+/* Rows become columns: of 2, of 4, then fours of them in their places. */
+INLINE void transpose(vec y[16], const float x[16][16]) {
+    __m512 twos[16], fours[16];
+    EACH(i, 8) {
+        const __m512 upper = _mm512_loadu_ps(x[2 * i]), lower = _mm512_loadu_ps(x[2 * i + 1]);
+        twos[2 * i] = _mm512_unpacklo_ps(upper, lower);
+        twos[2 * i + 1] = _mm512_unpackhi_ps(upper, lower);
+    }
+    EACH(i, 8) {
+        const __m512d upper = (__m512d)twos[i / 2 * 4 + i % 2], lower = (__m512d)twos[i / 2 * 4 + 2 + i % 2];
+        fours[i / 2 * 4 + i % 2 * 2] = (__m512)_mm512_unpacklo_pd(upper, lower);
+        fours[i / 2 * 4 + i % 2 * 2 + 1] = (__m512)_mm512_unpackhi_pd(upper, lower);
+    }
+    EACH(i, 4) {
+        const __m512 even = _mm512_shuffle_f32x4(fours[i], fours[4 + i], 0x88), odd = _mm512_shuffle_f32x4(fours[i], fours[4 + i], 0xdd);
+        const __m512 later_even = _mm512_shuffle_f32x4(fours[8 + i], fours[12 + i], 0x88);
+        const __m512 later_odd = _mm512_shuffle_f32x4(fours[8 + i], fours[12 + i], 0xdd);
+        y[i] = (vec)_mm512_shuffle_f32x4(even, later_even, 0x88);
+        y[4 + i] = (vec)_mm512_shuffle_f32x4(odd, later_odd, 0x88);
+        y[8 + i] = (vec)_mm512_shuffle_f32x4(even, later_even, 0xdd);
+        y[12 + i] = (vec)_mm512_shuffle_f32x4(odd, later_odd, 0xdd);
+    }
+}
+
+/* As `score_R`, 16 keys times 16 queries at a time: keys are the first factor as they lie, and of the queries a pair of numbers of each lies
+ * side by side. */
 static __attribute__((noinline)) void matrix_scores(float *weights, int64_t room, vec *highest, const uint32_t *queries, int64_t count,
                                                     const char *keys, const uint8_t *const *masks, int64_t end, int64_t d) {
     const float scale = 1.0f / sqrtf((float)d);
     const int64_t steps = d / 32;
-    const __m512i column = _mm512_setr_epi32(0, 16, 32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240);
+    uint32_t pairs[MATRIX_QUERIES / 16][MOST_STEPS][16][16];
+    for (int64_t q = 0; q < count; q++)
+        for (int64_t pair = 0; pair < d / 2; pair++) pairs[q / 16][pair / 16][pair % 16][q % 16] = queries[q * d / 2 + pair];
     shape_matrices(16);
-    for (int64_t first = 0; first < count; first += 16) {
-        const int64_t many = count - first < 16 ? count - first : 16;
-        uint32_t pairs[MOST_STEPS][16][16] = {0};
-        for (int64_t q = 0; q < many; q++)
-            for (int64_t pair = 0; pair < d / 2; pair++) pairs[pair / 16][pair % 16][q] = queries[(first + q) * d / 2 + pair];
-        _tile_loadd(4, pairs[0], 64);
-        if (steps > 1) _tile_loadd(5, pairs[1], 64);
-        if (steps > 2) _tile_loadd(6, pairs[2], 64);
-        if (steps > 3) _tile_loadd(7, pairs[3], 64);
-        for (int64_t slot = 0; slot < end; slot += W) {
-            const int64_t there = end - slot < W ? end - slot : W;
+    WRITTEN;
+    for (int64_t block = 0; block < end; block += SLOTS) for (int64_t first = 0; first < count; first += 16) {
+        const int64_t many = count - first < 16 ? count - first : 16, to = end - block < SLOTS ? end : block + SLOTS;
+        _tile_loadd(4, pairs[first / 16][0], 64);
+        if (steps > 1) _tile_loadd(5, pairs[first / 16][1], 64);
+        if (steps > 2) _tile_loadd(6, pairs[first / 16][2], 64);
+        if (steps > 3) _tile_loadd(7, pairs[first / 16][3], 64);
+        for (int64_t slot = block; slot < to; slot += W) {
+            const int64_t there = to - slot < W ? to - slot : W;
             const char *own = keys + slot * d * 2;
             char last[W * 32 * MOST_STEPS * 2];
+            if (!first) for (int64_t line = 0; line < W * d * 2; line += 64) __builtin_prefetch(own + line + AHEAD);
             if (there < W) {
                 memset(last, 0, sizeof last);
                 memcpy(last, own, there * d * 2);
                 own = last;
+                WRITTEN;
             }
             float found[W][16];
             _tile_zero(0);
@@ -512,9 +552,77 @@ static __attribute__((noinline)) void matrix_scores(float *weights, int64_t room
             if (steps > 2) { _tile_loadd(1, own + 128, d * 2); _tile_dpbf16ps(0, 1, 6); }
             if (steps > 3) { _tile_loadd(2, own + 192, d * 2); _tile_dpbf16ps(0, 2, 7); }
             _tile_stored(0, found, 64);
-            for (int64_t q = 0; q < many; q++)
-                keep_scores(weights + (first + q) * room, highest + first + q, (vec)_mm512_i32gather_ps(column, &found[0][q], 4) * scale,
-                            masks[first + q], slot, there);
+            vec products[16]; /* of each query */
+            transpose(products, found);
+            for (int64_t q = first; q < first + many; q++)
+                keep_scores(weights + q * room, highest + q, products[q - first] * scale, masks[q], slot, there);
+        }
+    }
+    free_matrices();
+}
+
+/* MATRIX_SLOTS values from `slot` on, 64 of a head's numbers or its last 32, as second factors: a pair of slots lies side by side, in the
+ * order in which `unpack` leaves the numbers. What no query sees may be no number and counts as 0. */
+INLINE void pair_values(uint16_t pairs[4][MATRIX_SLOTS / 2][32], const uint16_t *values, const uint8_t *seen, int64_t halves, int64_t d) {
+    for (int64_t s = 0; s < MATRIX_SLOTS; s += 2) for (int64_t half = 0; half < halves; half++) {
+        const uint16_t *value = values + s * d + half * 32;
+        __builtin_prefetch((const char *)value + AHEAD);
+        __builtin_prefetch((const char *)(value + d) + AHEAD);
+        const __m512i first = seen[s] ? _mm512_loadu_si512(value) : _mm512_setzero_si512();
+        const __m512i second = seen[s + 1] ? _mm512_loadu_si512(value + d) : _mm512_setzero_si512();
+        _mm512_storeu_si512(pairs[2 * half][s / 2], _mm512_unpacklo_epi16(first, second));
+        _mm512_storeu_si512(pairs[2 * half + 1][s / 2], _mm512_unpackhi_epi16(first, second));
+    }
+}
+
+/* Mixed values [count, d] and totals of the slots [0, far[q]) of each query, `most` at most. First factors are the weights, rounded to
+ * bfloat16. */
+static __attribute__((noinline)) void matrix_mix(float *mixed, float *totals, const float *weights, int64_t room, const uint8_t *seen,
+                                                 const int64_t *far, int64_t most, int64_t count, const uint16_t *values, int64_t d) {
+    const __m512i lower = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23); /* back into order */
+    const __m512i upper = _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
+    const int64_t parts = (count + 15) / 16, rows = (count + parts - 1) / parts; /* queries at a time */
+    for (int64_t q = 0; q < count; q++) {
+        vec total = {0};
+        for (int64_t slot = 0; slot < far[q]; slot += W) total += load(weights, q * room + slot, 0);
+        totals[q] = sum(total);
+    }
+    shape_matrices(rows);
+    for (int64_t from = 0; from < d; from += 64) { /* as many numbers as four registers hold */
+        const int64_t halves = d - from < 64 ? 1 : 2;
+        uint16_t own[16][MATRIX_SLOTS], pairs[SLOTS / MATRIX_SLOTS][4][MATRIX_SLOTS / 2][32];
+        float sums[4][MATRIX_QUERIES][16] = {0};
+        for (int64_t block = 0; block < most; block += SLOTS) {
+            const int64_t to = most - block < SLOTS ? most : block + SLOTS;
+            for (int64_t slot = block; slot < to; slot += MATRIX_SLOTS)
+                pair_values(pairs[(slot - block) / MATRIX_SLOTS], values + slot * d + from, seen + slot, halves, d);
+            for (int64_t first = 0; first < count; first += rows) {
+                const int64_t many = count - first < rows ? count - first : rows;
+                WRITTEN;
+                _tile_loadd(0, sums[0][first], 64); _tile_loadd(1, sums[1][first], 64);
+                _tile_loadd(2, sums[2][first], 64); _tile_loadd(3, sums[3][first], 64);
+                for (int64_t slot = block; slot < to; slot += MATRIX_SLOTS) {
+                    for (int64_t q = 0; q < many; q++) {
+                        const float *of = weights + (first + q) * room + slot;
+                        const __m512i both = (__m512i)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(of + 16), _mm512_loadu_ps(of));
+                        _mm512_storeu_si512(own[q], slot < far[first + q] ? both : _mm512_setzero_si512());
+                    }
+                    WRITTEN;
+                    _tile_loadd(4, own, 64);
+                    _tile_loadd(5, pairs[(slot - block) / MATRIX_SLOTS][0], 64); _tile_dpbf16ps(0, 4, 5);
+                    _tile_loadd(6, pairs[(slot - block) / MATRIX_SLOTS][1], 64); _tile_dpbf16ps(1, 4, 6);
+                    if (halves < 2) continue;
+                    _tile_loadd(5, pairs[(slot - block) / MATRIX_SLOTS][2], 64); _tile_dpbf16ps(2, 4, 5);
+                    _tile_loadd(6, pairs[(slot - block) / MATRIX_SLOTS][3], 64); _tile_dpbf16ps(3, 4, 6);
+                }
+                _tile_stored(0, sums[0][first], 64); _tile_stored(1, sums[1][first], 64);
+                _tile_stored(2, sums[2][first], 64); _tile_stored(3, sums[3][first], 64);
+            }
+        }
+        for (int64_t q = 0; q < count; q++) for (int64_t half = 0; half < halves; half++) {
+            const __m512 low = _mm512_loadu_ps(sums[2 * half][q]), high = _mm512_loadu_ps(sums[2 * half + 1][q]);
+            _mm512_storeu_ps(mixed + q * d + from + half * 32, _mm512_permutex2var_ps(low, lower, high));
+            _mm512_storeu_ps(mixed + q * d + from + half * 32 + 16, _mm512_permutex2var_ps(low, upper, high));
         }
     }
     free_matrices();
@@ -522,6 +630,8 @@ static __attribute__((noinline)) void matrix_scores(float *weights, int64_t room
 #else
 static void matrix_scores(float *weights, int64_t room, vec *highest, const uint32_t *queries, int64_t count, const char *keys,
                           const uint8_t *const *masks, int64_t end, int64_t d) {}
+static void matrix_mix(float *mixed, float *totals, const float *weights, int64_t room, const uint8_t *seen, const int64_t *far, int64_t most,
+                       int64_t count, const uint16_t *values, int64_t d) {}
 #endif
 
 /* What a query gives each slot before it is divided by their sum: e^(its product - the highest). */
@@ -562,12 +672,14 @@ INLINE void weigh(float *weights, vec highest, int64_t end) {
 TILES(MIX)
 
 /* Attention of `count` queries [count, d] to the slots [0, end): mixed [count, d], to be divided by `totals`. What no query sees may be
- * no number and is passed over; what some do not see adds nothing to them, which changes no bit. */
+ * no number and is passed over; what some do not see adds nothing to them, which changes no bit. positions: of the queries; null: no
+ * matrix registers. */
 INLINE void attend(float *mixed, float *totals, float *weights, int64_t room, uint8_t *seen, const char *queries, int64_t count,
-                   const char *keys, const void *values, const uint8_t *const *masks, int64_t end, int64_t d, int paired, int bf16) {
-    vec highest[QUERIES];
+                   const char *keys, const void *values, const uint8_t *const *masks, const int64_t *positions, int64_t end, int64_t d,
+                   int paired, int bf16) {
+    vec highest[MATRIX_QUERIES];
     for (int64_t r = 0; r < count; r++) highest[r] = (vec){0} - INFINITY;
-    if (scores_by_matrices(d, paired)) matrix_scores(weights, room, highest, (const uint32_t *)queries, count, keys, masks, end, d);
+    if (positions) matrix_scores(weights, room, highest, (const uint32_t *)queries, count, keys, masks, end, d);
     else for (int64_t slot = 0, to; slot < end; slot = to) {
         to = end - slot < SLOTS ? end : slot + SLOTS;
         PARTS(count, TILE_ROWS) {
@@ -581,9 +693,20 @@ INLINE void attend(float *mixed, float *totals, float *weights, int64_t room, ui
     memset(totals, 0, count * 4);
     memset(mixed, 0, count * d * 4);
     memset(seen, !masks[0], end);
-    for (int64_t r = 0; r < count; r++)
-        if (masks[r] && (!r || masks[r] != masks[r - 1])) for (int64_t s = 0; s < end; s++) seen[s] |= masks[r][s];
-    for (int64_t slot = 0, to; slot < end; slot = to) {
+    for (int64_t r = 0; r < count; r++) {
+        uint8_t *restrict any = seen;
+        const uint8_t *restrict own = masks[r];
+        if (own && (!r || own != masks[r - 1])) for (int64_t s = 0; s < end; s++) any[s] |= own[s];
+    }
+    int64_t far[MATRIX_QUERIES], nearest = 0, furthest = 0; /* slots that matrix registers mix: of each query, the most, the least */
+    for (int64_t r = 0; r < count; r++) {
+        far[r] = positions ? far_slots(positions[r], end) : 0;
+        nearest = far[r] > nearest ? far[r] : nearest;
+        furthest = !r || far[r] < furthest ? far[r] : furthest;
+    }
+    if (nearest) matrix_mix(mixed, totals, weights, room, seen, far, nearest, count, values, d);
+    for (int64_t r = 0; r < count; r++) memset(weights + r * room + furthest, 0, (far[r] - furthest) * 4); /* these have been mixed */
+    for (int64_t slot = furthest, to; slot < end; slot = to) {
         to = slot + 1;
         if (!seen[slot]) continue;
         while (to < end && to - slot < SLOTS && seen[to]) to++;
@@ -608,7 +731,7 @@ INLINE int64_t widest(const Pass *p) { /* of what products read for a token */
 }
 
 static inline int64_t own(int64_t rows, const Pass *p) { /* floats of each thread */
-    return rows * widest(p) + (1 + 2 * QUERIES) * p->d + QUERIES + QUERIES * slots_of(p) + slots_of(p) / 4;
+    return rows * widest(p) + (1 + 2 * MATRIX_QUERIES) * p->d + MATRIX_QUERIES + MATRIX_QUERIES * slots_of(p) + slots_of(p) / 4;
 }
 
 int64_t scratch_floats(const Pass *p) { return shared(p->B * p->n, p) + own(p->B * p->n, p) * p->threads; }
@@ -620,24 +743,26 @@ int64_t scratch_floats(const Pass *p) { return shared(p->B * p->n, p) + own(p->B
  * own cache. qkv: [B * n, (H + 2 K) d], attended: [B * n, H d]. */
 INLINE void attention(void *attended, float *qkv, const Layer *layer, const Pass *p, float *scratch, int t, int T, int kind) {
     const int bf16 = kind != WHOLE, paired = kind == PAIRED && p->d % (2 * W) == 0; /* queries times keys by pairs of numbers */
+    const int matrices = attends_by_matrices(p->d, paired);
     const int64_t d = p->d, H = p->H, G = H / p->K, room = slots_of(p);
-    float *turned = scratch, *queries = turned + d, *mixed = queries + QUERIES * d, *totals = mixed + QUERIES * d;
-    float *const weights = totals + QUERIES;
-    uint8_t *const seen = (uint8_t *)(weights + QUERIES * room);
+    float *turned = scratch, *queries = turned + d, *mixed = queries + MATRIX_QUERIES * d, *totals = mixed + MATRIX_QUERIES * d;
+    float *const weights = totals + MATRIX_QUERIES;
+    uint8_t *const seen = (uint8_t *)(weights + MATRIX_QUERIES * room);
     const uint8_t *const mask = p->masks[layer->pattern];
     SHARE(p->B * p->n * H)
     for (int64_t item = from, count; item < to; item += count) {
         const int64_t all = p->n * G, head = item / all, at = item % all, b = head / p->K, offset = head * p->S * d * (bf16 ? 2 : 4);
-        const uint8_t *masks[QUERIES];
-        int64_t where[QUERIES]; /* of the queries among the heads of all tokens */
+        const uint8_t *masks[MATRIX_QUERIES];
+        int64_t where[MATRIX_QUERIES], positions[MATRIX_QUERIES]; /* of the queries among the heads of all tokens, and in their rows */
         count = all - at < to - item ? all - at : to - item;
-        if (count > QUERIES) count = QUERIES;
+        if (count > (matrices ? MATRIX_QUERIES : QUERIES)) count = matrices ? MATRIX_QUERIES : QUERIES;
         for (int64_t q = 0; q < count; q++) {
             const int64_t token = (at + q) / G, r = b * p->n + token, own_head = head % p->K * G + (at + q) % G;
             rotate(turned, qkv + r * (H + 2 * p->K) * d + own_head * d, layer->q_norm, p, p->positions[r], bf16);
             for (int64_t i = 0; i < d; i += W) store(queries, q * d + i, load(turned, i, 0), paired);
             masks[q] = mask ? mask + ((p->mask_rows > 1 ? b : 0) * p->n + token) * p->end : 0;
             where[q] = r * H + own_head;
+            positions[q] = p->positions[r];
         }
         int64_t end = 1; /* behind the last slot that one of them sees */
         for (int64_t q = 0; q < count; q++) {
@@ -646,7 +771,7 @@ INLINE void attention(void *attended, float *qkv, const Layer *layer, const Pass
             if (own_end > end) end = own_end;
         }
         attend(mixed, totals, weights, room, seen, (char *)queries, count, (char *)layer->keys + offset,
-               (char *)layer->values + offset, masks, end, d, paired, bf16);
+               (char *)layer->values + offset, masks, matrices ? positions : 0, end, d, paired, bf16);
         for (int64_t q = 0; q < count; q++)
             for (int64_t i = 0; i < d; i += W) store(attended, where[q] * d + i, load(mixed, q * d + i, 0) / totals[q], kind == PAIRED);
     }
