@@ -32,7 +32,7 @@ from specrig.heads.p_eagle import module as p_eagle
 from specrig.heads.p_eagle.module import PEagleHead
 from specrig.runtime import compiled, compiler, decode_pass
 from specrig.runtime.compiled import MAX_TOKENS
-from specrig.runtime.linear import kernel_choice
+from specrig.runtime.linear import Linear, kernel_choice
 from specrig.runtime.llama_model import LlamaModel
 from specrig.runtime.pruned import follow, prune
 from specrig.runtime.transformers_model import cached_model
@@ -154,6 +154,41 @@ def followed(kind: Any, config: Any, target: LlamaModel, way: Any) -> list[torch
     found += head.branch(torch.tensor([[1, 2], [3, 4]]), features[:, 1:3])
     found += head.branch(torch.tensor([[5, 6, 7], [8, 9, 10]]), features[:, 3:6], torch.tensor([[0, 1, 1], [1, 0, 0]]))
     return found
+
+
+@pytest.mark.parametrize("name", ["grouped heads", "biases", "heads of 96 numbers"])
+def test_drafts_of_eight_bits_say_nearly_what_torch_says(name: str) -> None:
+    if not compiled.supports_eight_bits():
+        pytest.skip("this processor has no instructions for products of 8 bits")
+    ways = ("never", torch.float32), ("always", torch.bfloat16)
+    exact, usual = (outputs(model(MODELS[name], *way)) for way in ways)
+    rounded = model(MODELS[name], "always", torch.bfloat16)
+    kernel_choice.pin(None, compiled="always", draft_weights="int8")
+    assert decode_pass.round_weights(rounded)
+    found = outputs(rounded)
+    assert not torch.equal(found[0], usual[0]), "nothing was rounded"
+    for mine, theirs in zip(found, exact, strict=True):
+        assert (mine.float() - theirs).norm() <= 0.4 * theirs.norm()
+
+
+def test_weights_of_eight_bits_are_multiplied_exactly() -> None:
+    """Whole numbers up to 127 need no rounding, in passes of every width."""
+    if not compiled.supports_eight_bits():
+        pytest.skip("this processor has no instructions for products of 8 bits")
+    rounded = model(MODELS["grouped heads"], "always", torch.bfloat16)
+    with torch.no_grad():
+        rounded.norm.fill_(1.0)
+    weight = torch.randint(-127, 128, rounded.head.weight.shape).bfloat16()
+    weight[:, 0] = 127  # each output's highest
+    kernel_choice.pin(None, compiled="always", draft_weights="int8")
+    assert decode_pass.round_weights(rounded) and rounded.compiled is not None
+    rounded.compiled.replace_head(Linear(weight, kernel="plain"))
+    for width in range(1, 20):
+        rounded.start(1, 128)
+        logits, hidden = rounded.forward(torch.arange(width).unsqueeze(0))
+        scale = hidden.float().abs().amax(-1, keepdim=True) / 127
+        expected = (hidden.float() / scale).round() @ weight.float().T * scale
+        assert torch.allclose(logits.float(), expected, rtol=0.01, atol=0.5), width
 
 
 MODULES = {EagleHead: eagle, Eagle3Head: eagle3, PEagleHead: p_eagle}

@@ -47,6 +47,10 @@ class Native(WeightsEngine):
         compiled: Literal["auto", "always", "never"] = "auto"
         """Whether passes of a few tokens of a small Llama-shaped model run in code that is compiled for this processor,
         which needs gcc or cc; auto: where that is faster when the pair is loaded."""
+        draft_weights: Literal["model", "int8"] = "model"
+        """How compiled passes of drafts and heads in bfloat16 multiply their weights: as they are, or rounded to 8 bits
+        where the processor has instructions for that and it is faster. Outputs stay the target's; somewhat fewer drafts
+        may be accepted."""
 
     def __init__(self, pair: PairFiles, *, device: str = "cpu", threads: int | None = None) -> None:
         super().__init__(pair, device=device, threads=threads)
@@ -57,7 +61,9 @@ class Native(WeightsEngine):
         from specrig.runtime.linear import kernel_choice
 
         kernel_choice.pin(
-            None if self.options.linear == "auto" else self.options.linear, compiled=self.options.compiled
+            None if self.options.linear == "auto" else self.options.linear,
+            compiled=self.options.compiled,
+            draft_weights=self.options.draft_weights,
         )
         self.target = self.weights.cached("target", self.device)
         if self.options.padded_passes:

@@ -21,7 +21,7 @@ from specrig.heads.checkpoint import Checkpoint, check_vocabulary, faults, untra
 from specrig.heads.markov import MarkovBias
 from specrig.runtime import compiled
 from specrig.runtime.attention import FULL
-from specrig.runtime.decode_pass import compile_passes
+from specrig.runtime.decode_pass import compile_passes, round_weights
 from specrig.runtime.device import on_device, padded
 from specrig.runtime.linear import Float32Linear, Linear
 from specrig.runtime.llama_model import LlamaModel
@@ -74,6 +74,7 @@ class DraftHead(Checkpoint, LlamaModel):
         self._ran = True
         self._base: list[int] = []
         compile_passes(self)
+        round_weights(self)
 
     def _check(self, tensors: dict[str, Tensor], target: CachedModel) -> None:
         if self.hidden_size != target.hidden_size:

@@ -36,16 +36,23 @@ typedef uint8_t bytes __attribute__((vector_size(W), aligned(1)));
 #define INLINE static inline __attribute__((always_inline))
 
 /* How a product's numbers lie. WHOLE: float32. WIDENED: bfloat16 weights, float32 inputs. PAIRED: both bfloat16, multiplied by the
- * processor's own instructions for pairs of them. */
-enum { WHOLE, WIDENED, PAIRED };
+ * processor's own instructions for pairs of them. EIGHT: weights of 8 bits, inputs bfloat16, which the product rounds to 8 bits. */
+enum { WHOLE, WIDENED, PAIRED, EIGHT };
 #ifdef __AVX512BF16__
 enum { OF_BF16 = PAIRED };
 #else
 enum { OF_BF16 = WIDENED };
 #endif
 
+#if defined __AVX512VNNI__ && defined __AVX512BF16__
+int64_t has_eight_bits(void) { return 1; }
+#else
+int64_t has_eight_bits(void) { return 0; }
+#endif
+
 /* Weights [out, in] of a product lie in blocks of W outputs, their last padded: float32 as [out / W, in, W], bfloat16 as
- * [out / W, in / 2, W, 2]. */
+ * [out / W, in / 2, W, 2], 8 bits as [out / W, in / 4, W, 4], each block with W scales (float32) behind it and 128 times the sums of its
+ * W outputs' weights (int32). */
 typedef struct {
     const void *norm_1, *qkv, *qkv_bias, *q_norm, *k_norm, *out, *out_bias, *norm_2, *gate_up, *down;
     void *keys, *values;    /* [B, K, S, d] */
@@ -54,7 +61,7 @@ typedef struct {
 } Layer;
 
 typedef struct {
-    int64_t layers, D, H, K, d, I, V, bf16, threads;
+    int64_t layers, D, H, K, d, I, V, bf16, eight_bits, threads; /* eight_bits: of the products' weights */
     double eps;
     const void *embedding, *norm, *head;
     const float *cos, *sin; /* [S, d]; the sign of rotate_half is in `sin` */
@@ -216,6 +223,59 @@ INLINE void rms_norm(void *to, int64_t at, const float *x, const void *weight, i
 #endif
 TILES(TILE)
 
+/* The same of 8 bits. A row of x has its `in` numbers, moved up by 128, and then its scale; a block's step has four inputs. */
+enum { BEHIND_ROW = 64 }; /* bytes */
+#define TILE_EIGHT(R, N) \
+    INLINE void eight_##R##_##N(vec y[][4], const char *x, const char *const *w, int64_t in, int64_t ahead, int slower) { \
+        lanes acc[R][N]; \
+        EACH(r, R) EACH(c, N) acc[r][c] = (lanes){0}; \
+        for (int64_t k = 0; k < in / 4; k++) { \
+            lanes weight[N]; \
+            EACH(c, N) __builtin_prefetch(w[c] + ((k * 4 * W) >> slower) + ahead, 0, 2); \
+            EACH(c, N) weight[c] = *(const lanes *)(w[c] + k * 4 * W); \
+            EACH(r, R) { \
+                const int32_t four = ((const int32_t *)(x + r * (in + BEHIND_ROW)))[k]; \
+                EACH(c, N) acc[r][c] = PLUS_FOURS(acc[r][c], four, weight[c]); \
+            } \
+        } \
+        EACH(r, R) EACH(c, N) { \
+            const char *behind = w[c] + in * W; \
+            const lanes moved = acc[r][c] - *(const lanes *)(behind + 4 * W); \
+            const float scale = *(const float *)(x + r * (in + BEHIND_ROW) + in); \
+            y[r][c] = __builtin_convertvector(moved, vec) * (*(const vec *)behind * scale); \
+        } \
+    }
+#if defined __AVX512VNNI__ && defined __AVX512BF16__
+#define PLUS_FOURS(acc, four, weights) (lanes)_mm512_dpbusd_epi32((__m512i)(acc), _mm512_set1_epi32(four), (__m512i)(weights))
+TILES(TILE_EIGHT)
+
+/* Rows of x [rows, in] in bfloat16, each with 8 bits and a scale of its own: the highest number becomes 127. */
+static void round_rows(char *to, const char *x, int64_t rows, int64_t in) {
+    for (int64_t r = 0; r < rows; r++, to += in + BEHIND_ROW) {
+        vec highest = {0};
+        for (int64_t i = 0; i < in; i += W) {
+            const vec y = load(x, r * in + i, 1), size = (vec)((bits)y & 0x7fffffff);
+            highest = choose(size > highest, size, highest);
+        }
+        float most = 1e-30f;
+        EACH(i, W) most = highest[i] > most ? highest[i] : most;
+        for (int64_t i = 0; i < in; i += W) {
+            const __m512i whole = _mm512_cvtps_epi32((__m512)(load(x, r * in + i, 1) * (127.0f / most)));
+            _mm_storeu_si128((__m128i *)(to + i), _mm512_cvtepi32_epi8(_mm512_add_epi32(whole, _mm512_set1_epi32(128))));
+        }
+        *(float *)(to + in) = most / 127.0f;
+    }
+}
+INLINE void tile_eight(vec y[][4], const char *x, int64_t rows, const char *const *w, int64_t in, int64_t ahead, int slower) {
+#define CASE(R, N) case R: eight_##R##_##N(y, x, w, in, ahead, slower); break;
+    switch (rows) { TILES(CASE) }
+#undef CASE
+}
+#else
+static void round_rows(char *to, const char *x, int64_t rows, int64_t in) {}
+static void tile_eight(vec y[][4], const char *x, int64_t rows, const char *const *w, int64_t in, int64_t ahead, int slower) {}
+#endif
+
 /* Where the processor has matrix registers (AMX) for bfloat16, products with a multiple of 32 inputs use them: some rows take hardly longer
  * than one, for which the weights have to be read as well. A part has MATRIX_ROWS rows at most. */
 enum { MATRIX_ROWS = 32 };
@@ -322,6 +382,7 @@ INLINE Cut cut(int64_t rows, int64_t in, int kind) {
          part < parts && (many = (rows) * (part + 1) / parts - first); first += many, part++)
 
 INLINE void tile(vec y[][4], const void *x, int64_t rows, const char *const *w, int64_t in, int64_t ahead, int slower, int kind, Cut how) {
+    if (kind == EIGHT) { tile_eight(y, x, rows, w, in, ahead, slower); return; }
     if (how.matrices) {
         if (how.N == 2) matrix_tiles(y, x, rows - how.matrix_rows, w, in, ahead, slower); /* the halves may share rows */
         else (how.matrix_rows ? matrix_tile : rows == 1 ? as_matrix_1 : as_matrix_2)(y, x, w, in, ahead);
@@ -332,12 +393,21 @@ INLINE void tile(vec y[][4], const void *x, int64_t rows, const char *const *w, 
 #undef CASE
 }
 
-INLINE int64_t bytes_of(int kind) { return kind == PAIRED ? 2 : 4; } /* of an input */
+INLINE int64_t bytes_of(int kind) { return kind >= PAIRED ? 2 : 4; } /* of an input */
+
+/* Bytes of a row of inputs as tiles read it, and of a block of weights. */
+INLINE int64_t row_bytes(int64_t in, int kind) { return kind == EIGHT ? in + BEHIND_ROW : in * bytes_of(kind); }
+INLINE int64_t block_bytes(int64_t in, int kind) { return kind == EIGHT ? in * W + 8 * W : in * W * (kind == WHOLE ? 4 : 2); }
 
 /* Columns of the blocks [from, to) of y [rows, out] = x [rows, in] weight [out, in]^T + bias, added to y where `onto`. */
 INLINE void product(void *y, const char *x, int64_t rows, const char *weight, const void *bias, int64_t in, int64_t out,
                     int64_t from, int64_t to, int onto, int as_bf16, int kind) {
-    const int64_t block = in * W * (kind == WHOLE ? 4 : 2);
+    const int64_t block = block_bytes(in, kind), row = row_bytes(in, kind);
+    char rounded[kind == EIGHT ? rows * row : 1];
+    if (kind == EIGHT) {
+        round_rows(rounded, x, rows, in);
+        x = rounded;
+    }
     const Cut how = cut(rows, in, kind);
     const int N = how.N;
     if (how.matrix_rows) shape_matrices(how.matrix_rows);
@@ -346,7 +416,7 @@ INLINE void product(void *y, const char *x, int64_t rows, const char *weight, co
         for (int c = 0; c < N; c++) at[c] = weight + (j + c < to ? j + c : j) * block;
         PARTS(rows, how.most) {
             vec found[MATRIX_ROWS][4];
-            tile(found, x + first * in * bytes_of(kind), many, at, in, N * block + part * (block >> slower), slower, kind, how);
+            tile(found, x + first * row, many, at, in, N * block + part * (block >> slower), slower, kind, how);
             for (int64_t r = 0; r < many; r++)
                 for (int c = 0; c < N && j + c < to; c++) {
                     int64_t column = (j + c) * W, place = (first + r) * out + column;
@@ -368,7 +438,12 @@ INLINE void product(void *y, const char *x, int64_t rows, const char *weight, co
 /* Columns of the blocks [from, to) of y [rows, I] = SiLU(x gate^T) (x up^T) (2002.05202). */
 INLINE void swiglu(void *y, const char *x, int64_t rows, const char *gate_up, int64_t in, int64_t I, int64_t from, int64_t to,
                    int kind) {
-    const int64_t block = in * W * (kind == WHOLE ? 4 : 2);
+    const int64_t block = block_bytes(in, kind), row = row_bytes(in, kind);
+    char rounded[kind == EIGHT ? rows * row : 1];
+    if (kind == EIGHT) {
+        round_rows(rounded, x, rows, in);
+        x = rounded;
+    }
     const Cut how = cut(rows, in, kind);
     const int N = how.N;
     if (how.matrix_rows) shape_matrices(how.matrix_rows);
@@ -377,11 +452,11 @@ INLINE void swiglu(void *y, const char *x, int64_t rows, const char *gate_up, in
         for (int c = 0; c < N; c++) at[c] = gate_up + ((c % 2 ? I / W : 0) + (j + c / 2 < to ? j + c / 2 : j)) * block;
         PARTS(rows, how.most) {
             vec found[MATRIX_ROWS][4];
-            tile(found, x + first * in * bytes_of(kind), many, at, in, N / 2 * block + part * (block >> slower), slower, kind, how);
+            tile(found, x + first * row, many, at, in, N / 2 * block + part * (block >> slower), slower, kind, how);
             for (int64_t r = 0; r < many; r++)
                 for (int c = 0; c < N && j + c / 2 < to; c += 2) {
                     vec gate = found[r][c], up = found[r][c + 1];
-                    store(y, (first + r) * I + (j + c / 2) * W, gate / (1.0f + exponential(-gate)) * up, kind == PAIRED);
+                    store(y, (first + r) * I + (j + c / 2) * W, gate / (1.0f + exponential(-gate)) * up, kind >= PAIRED);
                 }
         }
     }
@@ -785,7 +860,8 @@ INLINE void attention(void *attended, float *qkv, const Layer *layer, const Pass
     }
 ATTENTION(float32, WHOLE) ATTENTION(bfloat16, OF_BF16)
 
-INLINE void run(const Pass *p, int t, int T, int kind) {
+/* weights: how those of products lie; all else is of `kind`. */
+INLINE void run(const Pass *p, int t, int T, int kind, int weights) {
     const int bf16 = kind != WHOLE, inputs = kind == PAIRED; /* the type of weights, cache and results; that of products' inputs */
     const int64_t rows = p->B * p->n, D = p->D, H = p->H, K = p->K, d = p->d, I = p->I, Q = (H + 2 * K) * d;
     float *x = p->scratch, *qkv = x + rows * D, *attended = qkv + rows * Q, *inner = attended + rows * H * d;
@@ -794,7 +870,7 @@ INLINE void run(const Pass *p, int t, int T, int kind) {
     if (p->fc) {
         for (int64_t i = 0; i < rows * p->F; i += W) store(input, i, load(p->input, i, bf16), inputs);
         SHARE(D / W)
-        product(x, input, rows, p->fc, 0, p->F, D, from, to, 0, 0, kind);
+        product(x, input, rows, p->fc, 0, p->F, D, from, to, 0, 0, weights);
     } else { SHARE(rows) for (int64_t r = from; r < to; r++) {
         const void *first = p->input ? p->input : p->embedding;
         for (int64_t i = 0; i < D; i += W) store(x, r * D + i, load(first, (p->input ? r : p->tokens[r]) * D + i, bf16), 0);
@@ -815,7 +891,7 @@ INLINE void run(const Pass *p, int t, int T, int kind) {
             rms_norm_of(input, r * width, p->embedding, p->tokens[r] * D, 1, p->embedding_norm, D, p->eps, bf16, inputs);
             rms_norm(input, r * width + D, x + r * D, p->input_norm, D, p->eps, bf16, inputs);
         }
-        { SHARE(Q / W) product(qkv, input, rows, layer->qkv, layer->qkv_bias, width, Q, from, to, 0, 0, kind); }
+        { SHARE(Q / W) product(qkv, input, rows, layer->qkv, layer->qkv_bias, width, Q, from, to, 0, 0, weights); }
         #pragma omp barrier
         { SHARE(rows * K) for (int64_t item = from; item < to; item++) { /* keys and values into the cache */
             int64_t r = item / K, head = item % K, place = ((r / p->n * K + head) * p->S + p->slots[r]) * d;
@@ -829,25 +905,26 @@ INLINE void run(const Pass *p, int t, int T, int kind) {
         #pragma omp barrier
         (kind == WHOLE ? attention_float32 : attention_bfloat16)(attended, qkv, layer, p, turned, t, T);
         #pragma omp barrier
-        { SHARE(D / W) product(x, (char *)attended, rows, layer->out, layer->out_bias, H * d, D, from, to, 1, 0, kind); }
+        { SHARE(D / W) product(x, (char *)attended, rows, layer->out, layer->out_bias, H * d, D, from, to, 1, 0, weights); }
         #pragma omp barrier
         for (int64_t r = 0; r < rows; r++) rms_norm(input, r * D, x + r * D, layer->norm_2, D, p->eps, bf16, inputs);
-        { SHARE(I / W) swiglu(inner, input, rows, layer->gate_up, D, I, from, to, kind); }
+        { SHARE(I / W) swiglu(inner, input, rows, layer->gate_up, D, I, from, to, weights); }
         #pragma omp barrier
-        { SHARE(D / W) product(x, (char *)inner, rows, layer->down, 0, I, D, from, to, 1, 0, kind); }
+        { SHARE(D / W) product(x, (char *)inner, rows, layer->down, 0, I, D, from, to, 1, 0, weights); }
         #pragma omp barrier
     }
     { SHARE(rows) for (int64_t r = from; r < to; r++) rms_norm(p->hidden, r * D, x + r * D, p->input ? 0 : p->norm, D, p->eps, bf16, bf16); }
     for (int64_t i = 0; i < p->outputs; i++) rms_norm(input, i * D, x + p->rows[i] * D, p->norm, D, p->eps, bf16, inputs);
-    { SHARE((p->V + W - 1) / W) product(p->logits, input, p->outputs, p->head, 0, D, p->V, from, to, 0, bf16, kind); }
+    { SHARE((p->V + W - 1) / W) product(p->logits, input, p->outputs, p->head, 0, D, p->V, from, to, 0, bf16, weights); }
 }
 
-static void run_float32(const Pass *p, int t, int T) { run(p, t, T, WHOLE); }
-static void run_bfloat16(const Pass *p, int t, int T) { run(p, t, T, OF_BF16); }
+static void run_float32(const Pass *p, int t, int T) { run(p, t, T, WHOLE, WHOLE); }
+static void run_bfloat16(const Pass *p, int t, int T) { run(p, t, T, OF_BF16, OF_BF16); }
+static void run_eight_bits(const Pass *p, int t, int T) { run(p, t, T, OF_BF16, OF_BF16 == PAIRED ? EIGHT : OF_BF16); }
 
 void forward(const Pass *p) {
     #pragma omp parallel num_threads(p->threads)
-    (p->bf16 ? run_bfloat16 : run_float32)(p, omp_get_thread_num(), omp_get_num_threads());
+    (p->eight_bits ? run_eight_bits : p->bf16 ? run_bfloat16 : run_float32)(p, omp_get_thread_num(), omp_get_num_threads());
 }
 
 /* y [rows, out] = x [rows, in] weight [out, in]^T + bias, y of the weight's type, x of `input_bytes` for a bfloat16 weight, else float32. */

@@ -33,6 +33,7 @@ def library() -> Any:
     loaded = compiler.load(__file__)
     if loaded is not None:
         loaded.scratch_floats.restype = loaded.input_bytes.restype = loaded.vector_width.restype = c_int64
+        loaded.has_eight_bits.restype = c_int64
         arguments: dict[str, list[Any]] = {
             "forward": [c_void_p],
             "linear": [c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_int64, c_int, c_int],
@@ -67,6 +68,29 @@ def to_blocks(weight: Tensor) -> Tensor:
     together = 2 if weight.dtype == torch.bfloat16 else 1  # inputs whose numbers lie side by side
     whole = torch.nn.functional.pad(weight, (0, 0, 0, -out % vector_width()))
     return whole.view(-1, vector_width(), into // together, together).transpose(1, 2).contiguous()
+
+
+def to_eight_bits(weight: Tensor) -> Tensor:
+    """A weight `[out, in]` rounded to 8 bits, each output with a scale of its own, as bytes in blocks of W outputs
+    `[out / W, (in + 8) W]`.
+
+    A block holds its weights `[in / 4, W, 4]`, W scales in float32, and 128 times the sum of each output's weights: the
+    processor multiplies them with inputs that are moved up by 128.
+    """
+    out, into = weight.shape
+    W = vector_width()
+    whole = torch.nn.functional.pad(weight.float(), (0, 0, 0, -out % W))
+    scales = whole.abs().amax(1).clamp(min=1e-30) / 127
+    rounded = (whole / scales.unsqueeze(1)).round().to(torch.int8)
+    moved = 128 * rounded.sum(1, dtype=torch.int32)
+    blocks = rounded.view(-1, W, into // 4, 4).transpose(1, 2).reshape(-1, W * into)
+    parts = (part.view(len(blocks), -1).view(torch.uint8) for part in (blocks, scales, moved))
+    return torch.cat(tuple(parts), 1).contiguous()
+
+
+def supports_eight_bits() -> bool:
+    """Whether the processor has instructions for products of 8 bits, and the compiled code knows them."""
+    return library() is not None and bool(library().has_eight_bits())
 
 
 def supports(device: torch.device, dtype: torch.dtype) -> bool:

@@ -22,14 +22,16 @@ from specrig.runtime.compiled import (
     SINGLE_THREAD_BYTES,
     library,
     supports,
+    supports_eight_bits,
     supports_weight,
     to_blocks,
+    to_eight_bits,
     vector_width,
 )
 from specrig.runtime.device import Positions, spans
 from specrig.runtime.linear import Linear, kernel_choice
-from specrig.runtime.llama_model import CompiledPass, LlamaModel
-from specrig.runtime.model import Step
+from specrig.runtime.llama_model import LlamaModel
+from specrig.runtime.model import CachedModel, Step
 
 MAX_WEIGHT_BYTES = 1 << 30
 """Bytes of weights up to which a model gets compiled passes: its weights are then held twice, the second time in a
@@ -60,7 +62,7 @@ class _Layer(Structure):
 
 class _Pass(Structure):
     _fields_ = [
-        *_integers("layers D H K d I V bf16 threads"),
+        *_integers("layers D H K d I V bf16 eight_bits threads"),
         ("eps", c_double),
         *_pointers("embedding norm head cos sin"),
         ("layer", POINTER(_Layer)),
@@ -83,13 +85,28 @@ def compile_passes(model: LlamaModel) -> None:
     if kernel_choice.compiled == "never" or not supports_model(model):
         return
     compiled = DecodePass(model)
-    if kernel_choice.compiled == "always" or faster(model, compiled):
+    if kernel_choice.compiled == "always" or fastest(model, [None, compiled]) is compiled:
         model.compiled = compiled
         if kernel_choice.pinned not in (None, "compiled"):
             return
         for layer, blocks in zip(model.linears(), compiled.blocks, strict=True):
             if supports_weight(layer.weight, layer.bias):
                 layer.blocks = blocks  # for products outside these passes
+
+
+def round_weights(model: CachedModel) -> bool:
+    """Let decode passes of a draft or a head multiply weights of 8 bits from now on, where the process asks for them
+    (`kernel_choice.draft_weights`) and they are faster; returns whether they do.
+
+    Inputs are rounded too, for each product anew. Prompts and other wide passes keep the weights as they are.
+    """
+    if kernel_choice.draft_weights != "int8" or not isinstance(model, LlamaModel):
+        return False
+    if model.dtype != torch.bfloat16 or not isinstance(model.compiled, DecodePass) or not supports_eight_bits():
+        return False
+    usual, rounded = model.compiled, DecodePass(model, eight_bits=True)
+    model.compiled = rounded if kernel_choice.compiled == "always" else fastest(model, [usual, rounded])
+    return model.compiled is rounded
 
 
 def supports_model(model: LlamaModel) -> bool:
@@ -107,8 +124,8 @@ def supports_model(model: LlamaModel) -> bool:
     )
 
 
-def faster(model: LlamaModel, compiled: DecodePass) -> bool:
-    """Whether compiled passes take less time than torch's: least of `REPEATS`, which alternate, geometric mean over
+def fastest(model: LlamaModel, ways: Sequence[DecodePass | None]) -> DecodePass | None:
+    """Which passes take the least time, None being torch's: least of `REPEATS`, which alternate, geometric mean over
     `TOKENS`.
     """
     width = model.hidden_size if model.entry_fc is None else model.entry_fc.width
@@ -120,30 +137,31 @@ def faster(model: LlamaModel, compiled: DecodePass) -> bool:
     model.start(1, CONTEXT + MAX_TOKENS)
     run(CONTEXT)
     model.keep([range(CONTEXT)])
-    gain = 1.0
+    products = dict.fromkeys(ways, 1.0)
     for n in TOKENS:
-        least: dict[CompiledPass | None, float] = {compiled: inf, None: inf}
+        least = dict.fromkeys(ways, inf)
         for _ in range(REPEATS):
-            for way in least:
+            for way in ways:
                 model.compiled = way
                 started = perf_counter()
                 run(n)
                 least[way] = min(least[way], perf_counter() - started)
-        gain *= least[None] / least[compiled]
+        for way in ways:
+            products[way] *= least[way]
     model.compiled = None
     model.free_caches()
-    return gain > 1.0
+    return min(ways, key=lambda way: products[way])
 
 
 class DecodePass:
     """One model's decode passes: they read a copy of its weights (`blocks`) and write to its cache."""
 
-    def __init__(self, model: LlamaModel) -> None:
-        """model: one that `supports_model`."""
-        self.model = model
+    def __init__(self, model: LlamaModel, *, eight_bits: bool = False) -> None:
+        """model: one that `supports_model`. eight_bits: whether products' weights are rounded (`to_eight_bits`)."""
+        self.model, self.eight_bits = model, eight_bits
         self.kept: Sequence[int] = range(len(model.blocks))  # the layers that a pass runs
         self.library = library()
-        self.blocks = [to_blocks(layer.dense()) if layer.blocks is None else layer.blocks for layer in model.linears()]
+        self.blocks = [self._laid_out(layer) for layer in model.linears()]
         self.single_thread = model.weight_bytes() <= SINGLE_THREAD_BYTES
         self.layers = (_Layer * len(model.blocks))()
         laid_out = iter(self.blocks)
@@ -164,6 +182,7 @@ class DecodePass:
             I=model.blocks[0].down.width,
             V=model.head.outputs,
             bf16=model.dtype == torch.bfloat16,
+            eight_bits=eight_bits,
             eps=model.eps,
             embedding=_at(model.embedding),
             norm=_at(model.norm),
@@ -175,9 +194,15 @@ class DecodePass:
         if model.entry_norms is not None:
             self.args.embedding_norm, self.args.input_norm = map(_at, model.entry_norms)
         if model.entry_fc is not None:
-            self.fc = to_blocks(model.entry_fc.dense()) if model.entry_fc.blocks is None else model.entry_fc.blocks
+            self.fc = self._laid_out(model.entry_fc)
             self.args.fc, self.args.F = _at(self.fc), model.entry_fc.width
         self._reset()
+
+    def _laid_out(self, layer: Linear) -> Tensor:
+        """A product's weight as passes read it."""
+        if self.eight_bits:
+            return to_eight_bits(layer.dense())
+        return to_blocks(layer.dense()) if layer.blocks is None else layer.blocks
 
     def _reset(self) -> None:
         self.scratch = torch.empty(0, dtype=torch.float32)
@@ -205,7 +230,7 @@ class DecodePass:
 
     def replace_head(self, head: Linear) -> None:
         """Compute logits with another LM head from now on."""
-        self.blocks[-1] = to_blocks(head.dense()) if head.blocks is None else head.blocks
+        self.blocks[-1] = self._laid_out(head)
         self.args.V, self.args.head = head.outputs, _at(self.blocks[-1])
 
     def __call__(

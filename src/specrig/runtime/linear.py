@@ -23,6 +23,7 @@ from specrig.runtime import compiled
 
 Kernel = Literal["plain", "reordered", "compiled"]
 Compiled = Literal["auto", "always", "never"]
+DraftWeights = Literal["model", "int8"]
 ROWS = (1, 8)
 """Row counts that are timed: plain decoding, and a verified chain or small tree."""
 ROWS_HINT = 8
@@ -44,6 +45,9 @@ class KernelChoice:
     def __init__(self) -> None:
         self.compiled: Compiled = "auto"
         """Whether decode passes run in compiled code (`runtime.decode_pass`); auto: where that is faster."""
+        self.draft_weights: DraftWeights = "model"
+        """How decode passes of drafts and heads multiply their weights: as they are, or rounded to 8 bits where that is
+        faster."""
         self.pinned: Kernel | None = None
         """The kernel of all weights; None: the faster one for each shape."""
         self.seconds: dict[tuple[torch.dtype, tuple[int, ...]], dict[Kernel, list[float]]] = {}
@@ -51,9 +55,9 @@ class KernelChoice:
         self.kernels: dict[tuple[torch.dtype, tuple[int, ...]], Kernel] = {}
         self._spent = 0.0
 
-    def pin(self, kernel: Kernel | None, *, compiled: Compiled = "auto") -> None:
+    def pin(self, kernel: Kernel | None, *, compiled: Compiled = "auto", draft_weights: DraftWeights = "model") -> None:
         """For the weights and models to come. kernel: None chooses by timing."""
-        self.pinned, self.compiled = kernel, compiled
+        self.pinned, self.compiled, self.draft_weights = kernel, compiled, draft_weights
         self.kernels.clear()
 
     def of(self, weight: Tensor) -> Kernel:

@@ -86,7 +86,7 @@ class CachedModel(ABC):
         self.aux_layers: tuple[int, ...] = ()  # the layers whose hidden states a pass collects
         self.aux_hidden_states: Tensor | None = None
         self._caches: dict[int, KeyValueCache] = {}
-        self._causal = torch.empty(0, 0, dtype=torch.bool)
+        self._table_slots = 0  # the slots that tables of positions have been made for
         self._ancestry: dict[tuple[int, ...], Tensor] = {}
 
     def start(self, batch_size: int, slots: int) -> None:
@@ -97,9 +97,7 @@ class CachedModel(ABC):
             cache = self._caches[batch_size] = KeyValueCache(
                 self.layout, batch_size, room, dtype=self.dtype, device=self.device
             )
-            if room > len(self._causal):
-                self._causal = torch.ones(room, room, dtype=torch.bool, device=self.device).tril()
-                self._grown(room)
+            self.grow_tables(room)
             if self.replay is not None:
                 self.replay.clear()
         cache.lengths = [0] * batch_size
@@ -113,8 +111,18 @@ class CachedModel(ABC):
         self.aux_hidden_states = None
         self.watch.clear()
 
+    def grow_tables(self, slots: int) -> None:
+        """Make tables of positions for a cache of `slots` slots, where they are shorter."""
+        if slots > self._table_slots:
+            self._table_slots = slots
+            self._grown(slots)
+
     def _grown(self, slots: int) -> None:  # noqa: B027
         """The cache now has `slots` positions; implementations extend their tables."""
+
+    def _causal(self, start: int, end: int) -> Tensor:
+        """What each of the tokens `[start, end)` of a chain sees of the slots before `end`: bool `[end - start, end]`."""
+        return torch.ones((end - start, end), dtype=torch.bool, device=self.device).tril(start)
 
     @property
     def lengths(self) -> list[int]:
@@ -252,12 +260,13 @@ class CachedModel(ABC):
         self._check_room(end)
         slots = slice(start, end)
         if self.cache.aligned and own is None:
-            causal = self._causal[start:end, :end]
-            masks = [None if n == 1 else causal] * len(self.patterns)
+            causal = None if n == 1 else self._causal(start, end)
+            masks = [causal] * len(self.patterns)
             for number, pattern in enumerate(self.patterns):
                 if pattern.hides_any(end):
                     positions = torch.arange(end, device=self.device)
-                    masks[number] = causal & pattern.visible(positions[start:].unsqueeze(-1), positions)
+                    visible = pattern.visible(positions[start:].unsqueeze(-1), positions)
+                    masks[number] = visible if causal is None else causal & visible
             return Step(slots, slots, end, masks, first=start == 0)
         if (
             own is not None
@@ -283,7 +292,7 @@ class CachedModel(ABC):
     def _place(self, n: int, base: Tensor, own: Tensor | None, end: int) -> Step:
         """The step of n tokens behind contexts of lengths `base` `[B]`. own: see `_own`; end: slots that are read."""
         if own is None:
-            own = self._causal[:n, :n].expand(len(base), n, n)
+            own = self._causal(0, n).expand(len(base), n, n)
         m = own.shape[-1]
         base = base.unsqueeze(1)
         # Each slot's distance behind the row's context, [B, end]: below 0 it is context, 0 to m - 1 is a column of

@@ -55,9 +55,7 @@ def follow(thin: CachedModel, whole: CachedModel, lengths: Sequence[int]) -> Non
     B = whole.cache.batch_size
     if thin._caches.get(B) is not whole.cache:  # the whole model has a new or another memory
         thin._caches[B] = whole.cache
-        if len(whole._causal) > len(thin._causal):
-            thin._causal = whole._causal
-            thin._grown(len(thin._causal))
+        thin.grow_tables(whole.cache.slots)
         if thin.replay is not None:
             thin.replay.clear()
     thin.cache = whole.cache.scratch(lengths)

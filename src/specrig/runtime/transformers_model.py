@@ -13,7 +13,7 @@ from transformers.cache_utils import Cache
 
 from specrig.runtime import agreement
 from specrig.runtime.cache import KeyValueCache, LayerShape
-from specrig.runtime.decode_pass import choose_kernels
+from specrig.runtime.decode_pass import choose_kernels, round_weights
 from specrig.runtime.device import Positions, constant, in_each, spans
 from specrig.runtime.linear import Float32Linear
 from specrig.runtime.llama_model import LlamaModel
@@ -156,4 +156,6 @@ def cached_model(
     drafted = (getattr(wrapped.config, "specrig", None) or {}).get("drafted")
     if drafts and drafted is not None and isinstance(wrapped, LlamaModel):
         wrapped.limit_vocabulary(torch.tensor(drafted, device=device))
+    if drafts:
+        round_weights(wrapped)
     return wrapped

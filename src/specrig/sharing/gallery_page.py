@@ -8,11 +8,11 @@ from hashlib import sha256
 from importlib.resources import files
 from typing import Any
 
-from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from specrig.analysis.cells import row_dicts
-from specrig.results.grid import interval, number, unbroken
+from specrig.reporting.documents.html_templates import html_template
+from specrig.results.grid import interval, number
 from specrig.results.labels import DISTURBED_NOTE, LOSSY_NOTE, method_order
 from specrig.results.summary import CROSS_FITTED, disturbed_in
 from specrig.sharing.published_pairs import PublishedPair
@@ -20,18 +20,10 @@ from specrig.sharing.published_pairs import PublishedPair
 
 def gallery_page(found: Sequence[PublishedPair]) -> str:
     """One HTML file that needs nothing but the reports beside it. Without scripts it shows the fastest method of each."""
-    environment = Environment(
-        loader=ChoiceLoader([PackageLoader("specrig.sharing"), PackageLoader("specrig.reporting.documents")]),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=lambda value: unbroken(value) if type(value) is str else value,
-    )
     script = (files("specrig.sharing") / "templates" / "gallery.js").read_text(encoding="utf-8")
     rows = [row for each in found for row in _rows(each)]
     filters = [(name, list(dict.fromkeys(row[name] for row in rows))) for name in ("machine", "model", "engine")]
-    return environment.get_template("gallery.html.j2").render(
+    return html_template("gallery.html.j2", "specrig.sharing").render(
         script=Markup(script),
         script_hash=f"sha256-{b64encode(sha256(script.encode()).digest()).decode()}",
         rows=rows,

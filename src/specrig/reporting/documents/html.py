@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from specrig.analysis.cells import IDENTITY, identity, row_dicts, row_identity
 from specrig.measurement.records import write_atomically
 from specrig.reporting.documents.attachments import Attachments, Embedded, mlflow_runs
 from specrig.reporting.documents.contents import Paragraph, ReadySection, ReadyTable, contents
+from specrig.reporting.documents.html_templates import html_template
 from specrig.reporting.documents.inline_svg import has_data, inline_svg
 from specrig.reporting.documents.samples import Sample, sample
 from specrig.reporting.figures.drawings import file_names, write_figures
@@ -29,7 +29,7 @@ from specrig.reporting.figures.panels import PHONE
 from specrig.reporting.items import Figure
 from specrig.reporting.outline import figures
 from specrig.results import disturbed_cells, machine
-from specrig.results.grid import Grid, GridEntry, unbroken
+from specrig.results.grid import Grid, GridEntry
 from specrig.results.labels import method_name, task_name
 from specrig.results.study_data import StudyData, read_study
 from specrig.results.study_results import StudyResults
@@ -45,19 +45,10 @@ def write_report(study_dir: Path, out: Path, attachments: Attachments | None = N
     report agrees with the records even if `tables/` is older. Raises RecordError for an unreadable record.
     """
     results = StudyResults(read_study(study_dir))
-    template = Environment(
-        loader=PackageLoader("specrig.reporting.documents"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        # What was escaped by hand (outputs) stays as it is.
-        finalize=lambda value: unbroken(value) if type(value) is str else value,
-    ).get_template("report.html.j2")
     if attachments is None:
         folder = Path(os.path.relpath(study_dir, out.parent)).as_posix()
         attachments = Embedded(folder, mlflow_runs(study_dir, results.name))
-    write_atomically(out, template.render(_context(results, attachments)))
+    write_atomically(out, html_template("report.html.j2").render(_context(results, attachments)))
     return out
 
 

@@ -6,14 +6,14 @@ import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
-from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
 from specrig.measurement.records import write_atomically
+from specrig.reporting.documents.html_templates import html_template
 from specrig.reporting.documents.inline_svg import inline_svg
-from specrig.results.grid import Grid, GridEntry, interval, number, unbroken
+from specrig.results.grid import Grid, GridEntry, interval, number
 from specrig.results.labels import cell_name
 from specrig.sharing.compare.scatter import draw
 from specrig.sharing.compare.sentences import headline, notes
@@ -49,19 +49,11 @@ def print_comparison(comparison: StudyComparison, console: Console) -> None:
 
 def write_page(comparison: StudyComparison, out: Path) -> Path:
     """Write the comparison to `out` as one self-contained HTML file, completely or not at all; returns `out`."""
-    environment = Environment(
-        loader=ChoiceLoader([PackageLoader("specrig.sharing.compare"), PackageLoader("specrig.reporting.documents")]),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=lambda value: unbroken(value) if type(value) is str else value,
-    )
     figure = ""
     if comparison.common:
         with tempfile.TemporaryDirectory() as scratch:
             figure = inline_svg(draw(comparison, Path(scratch) / "scatter.svg"), "screen", "scatter")
-    page = environment.get_template("comparison.html.j2").render(
+    page = html_template("comparison.html.j2", "specrig.sharing.compare").render(
         version=version("specrig"),
         comparison=comparison,
         headline=headline(comparison),
