@@ -95,8 +95,9 @@ def draw_figure(pairs: Sequence[PublishedPair], path: Path) -> Path:
             metadata={"Date": None, "Title": "Speedup by method", "Creator": "SpecRig"},
         )
         plt.close(figure)
-    # Matplotlib writes six digits after the point; no screen shows the last four.
+    # Matplotlib writes six digits after the point, of which no screen shows the last four, and indents every line.
     drawn = re.sub(r"(\.\d\d)\d+", r"\1", temporary.read_text(encoding="utf-8"))
+    drawn = re.sub(r"^ +", "", drawn, flags=re.MULTILINE)
     temporary.write_text(drawn, encoding="utf-8")
     return temporary.replace(path)
 
