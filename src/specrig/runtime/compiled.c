@@ -399,15 +399,19 @@ INLINE int64_t bytes_of(int kind) { return kind >= PAIRED ? 2 : 4; } /* of an in
 INLINE int64_t row_bytes(int64_t in, int kind) { return kind == EIGHT ? in + BEHIND_ROW : in * bytes_of(kind); }
 INLINE int64_t block_bytes(int64_t in, int kind) { return kind == EIGHT ? in * W + 8 * W : in * W * (kind == WHOLE ? 4 : 2); }
 
+/* Inputs [rows, in] as tiles read them: of 8 bits in `rounded`, else x itself. */
+INLINE const char *as_read(char *rounded, const char *x, int64_t rows, int64_t in, int kind) {
+    if (kind != EIGHT) return x;
+    round_rows(rounded, x, rows, in);
+    return rounded;
+}
+
 /* Columns of the blocks [from, to) of y [rows, out] = x [rows, in] weight [out, in]^T + bias, added to y where `onto`. */
 INLINE void product(void *y, const char *x, int64_t rows, const char *weight, const void *bias, int64_t in, int64_t out,
                     int64_t from, int64_t to, int onto, int as_bf16, int kind) {
     const int64_t block = block_bytes(in, kind), row = row_bytes(in, kind);
     char rounded[kind == EIGHT ? rows * row : 1];
-    if (kind == EIGHT) {
-        round_rows(rounded, x, rows, in);
-        x = rounded;
-    }
+    x = as_read(rounded, x, rows, in, kind);
     const Cut how = cut(rows, in, kind);
     const int N = how.N;
     if (how.matrix_rows) shape_matrices(how.matrix_rows);
@@ -440,10 +444,7 @@ INLINE void swiglu(void *y, const char *x, int64_t rows, const char *gate_up, in
                    int kind) {
     const int64_t block = block_bytes(in, kind), row = row_bytes(in, kind);
     char rounded[kind == EIGHT ? rows * row : 1];
-    if (kind == EIGHT) {
-        round_rows(rounded, x, rows, in);
-        x = rounded;
-    }
+    x = as_read(rounded, x, rows, in, kind);
     const Cut how = cut(rows, in, kind);
     const int N = how.N;
     if (how.matrix_rows) shape_matrices(how.matrix_rows);

@@ -19,6 +19,7 @@ from specrig.runtime import compiler
 
 MAX_TOKENS = 64
 """Most rows of a product, and most tokens of a pass; for more, as in prompts, libraries for large products are better.
+The same number is `PASS_TOKENS` in compiled.c.
 """
 SINGLE_THREAD_BYTES = 6 << 20
 """Bytes of a model's weights up to which one thread computes: a core's own caches nearly hold them, so more threads
