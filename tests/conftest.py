@@ -20,10 +20,12 @@ from filelock import FileLock
 from hypothesis import settings
 
 from runs import REPOSITORY, furnish, imported, run
+from warm.short_probes import shorten
 
 # A busy machine fails no test: what is timed belongs into a benchmark.
 settings.register_profile("specrig", deadline=None)
 settings.load_profile("specrig")
+shorten()
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -103,7 +103,7 @@ def test_copying_counts_read_and_written_bytes(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(bandwidth.time, "perf_counter", lambda: float(next(ticks)))
     monkeypatch.setattr(bandwidth, "LEAST", 1 << 20)
     monkeypatch.setattr(bandwidth, "MOST", 1 << 20)
-    assert bandwidth.copy_gb_s("cpu") == pytest.approx(2 * bandwidth.BURST * (1 << 20) / 1e9)
+    assert bandwidth.copy_gb_s("cpu") == pytest.approx(2 * bandwidth.BURST["cpu"] * (1 << 20) / 1e9)
     monkeypatch.setattr(bandwidth.psutil, "virtual_memory", lambda: type("Memory", (), {"available": 1 << 10})())
     assert bandwidth.copy_gb_s("cpu") is None
 

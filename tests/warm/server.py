@@ -23,6 +23,8 @@ import traceback
 import warnings
 from typing import Any
 
+from short_probes import shorten
+
 PACKAGES = ["snakemake.cli", "snakemake.workflow", "mlflow", "mlflow.tracking", "seaborn", "scipy.stats", "torch"]
 FROM_TRANSFORMERS = ["AutoModelForCausalLM", "AutoTokenizer", "LlamaForCausalLM", "PreTrainedTokenizerFast"]
 READ_AT_IMPORT = ("HF_", "HOME", "PYTHON", "TRANSFORMERS_", "XDG_")
@@ -42,6 +44,7 @@ def import_all() -> None:
         for module in pkgutil.walk_packages(specrig.__path__, "specrig."):
             if "vllm" not in module.name and not module.name.endswith("__main__"):
                 importlib.import_module(module.name)
+    shorten()
     gc.collect()
     gc.freeze()
 

@@ -23,7 +23,9 @@ PROBE_S = 0.1
 """Seconds that each probe takes. The fastest repetition counts: a short interruption is not seen, a lasting one is."""
 COPY_BYTES = 64 << 20
 """Least size of the copied buffer in bytes; it is made larger where that is less than twice the last-level cache."""
-COPY_MOST = 1 << 30
+COPY_MOST = 128 << 20
+"""Its most: the system takes longer to hand over more memory than the copies take. A host's cache of hundreds of
+megabytes, which many guests share, holds it; its speed changes as that of memory does."""
 MATRIX = {"cpu": 512, "cuda": 4096}
 """Device -> rows and columns of the multiplied matrices, so that a product takes some milliseconds."""
 THREADS = Path("/proc/self/task")
