@@ -164,7 +164,8 @@ def test_drafts_of_eight_bits_say_nearly_what_torch_says(name: str) -> None:
     exact, usual = (outputs(model(MODELS[name], *way)) for way in ways)
     rounded = model(MODELS[name], "always", torch.bfloat16)
     kernel_choice.pin(None, compiled="always", draft_weights="int8")
-    assert decode_pass.round_weights(rounded)
+    assert decode_pass.round_weights(rounded, "draft")
+    assert kernel_choice.record()["draft_weights"] == {"draft": "int8"}
     found = outputs(rounded)
     assert not torch.equal(found[0], usual[0]), "nothing was rounded"
     for mine, theirs in zip(found, exact, strict=True):
@@ -181,7 +182,7 @@ def test_weights_of_eight_bits_are_multiplied_exactly() -> None:
     weight = torch.randint(-127, 128, rounded.head.weight.shape).bfloat16()
     weight[:, 0] = 127  # each output's highest
     kernel_choice.pin(None, compiled="always", draft_weights="int8")
-    assert decode_pass.round_weights(rounded) and rounded.compiled is not None
+    assert decode_pass.round_weights(rounded, "draft") and rounded.compiled is not None
     rounded.compiled.replace_head(Linear(weight, kernel="plain"))
     for width in range(1, 20):
         rounded.start(1, 128)
@@ -382,6 +383,27 @@ def test_a_greedy_chain_is_that_of_torch(dtype: torch.dtype, drafted: bool) -> N
             assert place == int(expected.float().numpy().argmax())
             before = int(ids[place]) if ids is not None else place
     assert bias.greedy(logits[..., :-1], ids) is None, "of fewer tokens than it has"
+
+
+@pytest.mark.usefixtures("threads")
+def test_a_bias_of_8_bits_is_nearly_that_of_torch() -> None:
+    if not compiled.supports_eight_bits():
+        pytest.skip("no products of 8 bits here")
+    drawn = torch.Generator().manual_seed(0)
+    V, rank, k = 96, 64, 5
+    embedding, lm_head = (torch.randn(V, rank, generator=drawn).bfloat16() for _ in range(2))
+    bias = MarkovBias.of({"markov.embedding.weight": embedding, "markov.lm_head.weight": lm_head}, slice(None))
+    assert bias is not None
+    logits = torch.randn(2, k, V, generator=drawn).bfloat16()
+    bias.round_weights()
+    assert bias.blocks is not None and bias.blocks.dtype == torch.uint8
+    found = bias.greedy(logits, None)
+    assert found is not None
+    for row, places in zip(logits.float(), found.tolist(), strict=True):
+        for level in range(1, k):
+            scores = row[level] + lm_head.float() @ embedding[places[level - 1]].float()
+            # A sum of 64 products of 8 bits is off by about a tenth; scores spread by 8.
+            assert scores[places[level]] > scores.max() - 0.5 and scores.std() > 5
 
 
 @pytest.mark.usefixtures("threads")

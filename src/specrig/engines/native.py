@@ -132,9 +132,7 @@ class Native(WeightsEngine):
         known = super().environment()
         models = {"target": self.target, **self._models}
         compiled = {name: getattr(model, "compiled", None) is not None for name, model in models.items()}
-        return known | {
-            "engine": known["engine"] | {"kernels": {"linear": kernel_choice.record(), "compiled": compiled}}
-        }
+        return known | {"engine": known["engine"] | {"kernels": kernel_choice.record() | {"compiled": compiled}}}
 
     def reset_peak_memory(self) -> None:
         """See `Engine`."""

@@ -74,7 +74,8 @@ class DraftHead(Checkpoint, LlamaModel):
         self._ran = True
         self._base: list[int] = []
         compile_passes(self)
-        round_weights(self)
+        if round_weights(self, self.title) and self.markov is not None:
+            self.markov.round_weights()
 
     def _check(self, tensors: dict[str, Tensor], target: CachedModel) -> None:
         if self.hidden_size != target.hidden_size:

@@ -38,7 +38,7 @@ class MarkovBias(nn.Module):
     """W1 as `embedding` `[V, r]`, W2 as `lm_head` `[Vd, r]`: the optimiser knows them by these names."""
 
     blocks: Tensor | None = None
-    """W2 as compiled code reads it; None: none does."""
+    """W2 as compiled code reads it, see `compiled.greedy_chain`; None: none does."""
     product: Linear | None = None
     """W2 as decoding multiplies with it; None: as training does."""
 
@@ -61,9 +61,14 @@ class MarkovBias(nn.Module):
         if _EMBEDDING not in weights:
             return None
         found = cls(weights[_EMBEDDING], weights[_LM_HEAD][rows]).requires_grad_(False)
-        found.blocks = compiled.chain_blocks(found.lm_head.detach())
+        found.blocks = compiled.bias_blocks(found.lm_head.detach())
         found.product = Linear(found.lm_head.detach())
         return found
+
+    def round_weights(self) -> None:
+        """Let compiled code multiply W2 with weights of 8 bits from now on."""
+        if self.blocks is not None:
+            self.blocks = compiled.to_eight_bits(self.lm_head)
 
     def tensors(self) -> dict[str, Tensor]:
         """Under the checkpoint's names."""
@@ -79,7 +84,7 @@ class MarkovBias(nn.Module):
         one call; None where compiled code cannot. ids: `[Vd]`, the target's tokens; None: all.
         """
         weights = self.compiled_for(logits)
-        return None if weights is None else compiled.greedy_chain(logits, *weights, ids)
+        return None if weights is None else compiled.greedy_chain(logits, weights, ids)
 
     def compiled_for(self, logits: Tensor) -> tuple[Tensor, Tensor] | None:
         """W1 and W2 as compiled code adds them to logits `[..., Vd]`; None where it cannot."""

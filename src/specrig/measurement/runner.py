@@ -83,8 +83,9 @@ def _run(plan: MeasurementPlan, title: str) -> dict[Cell, str]:
         with progress(title, sum(block.units for group in made for block in group)) as advance:
             for group in made:
                 failed |= _measure_group(group, advance, environment)
-        if engine.loads_pairs:  # last, so that its buffers are in no cell's peak memory
-            _describe(plan, environment | {"memory": memory(plan.device)})
+        # Last: heads are loaded by now, and what memory is read with is in no cell's peak memory.
+        if engine.loads_pairs:
+            _describe(plan, environment | engine.environment() | {"memory": memory(plan.device)})
     return failed
 
 

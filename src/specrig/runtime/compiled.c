@@ -45,10 +45,11 @@ enum { OF_BF16 = WIDENED };
 #endif
 
 #if defined __AVX512VNNI__ && defined __AVX512BF16__
-int64_t has_eight_bits(void) { return 1; }
+enum { OF_EIGHT = EIGHT };
 #else
-int64_t has_eight_bits(void) { return 0; }
+enum { OF_EIGHT = OF_BF16 }; /* no code for it: nothing asks for it */
 #endif
+int64_t has_eight_bits(void) { return OF_EIGHT == EIGHT; }
 
 /* Weights [out, in] of a product lie in blocks of W outputs, their last padded: float32 as [out / W, in, W], bfloat16 as
  * [out / W, in / 2, W, 2], 8 bits as [out / W, in / 4, W, 4], each block with W scales (float32) behind it and 128 times the sums of its
@@ -557,9 +558,9 @@ enum { MOST_STEPS = 4 };
 INLINE int attends_by_matrices(int64_t d, int paired) { return paired && d % 32 == 0 && d <= 32 * MOST_STEPS && has_matrices(); }
 
 /* Slots whose values matrix registers mix: MATRIX_SLOTS at a time, those well before a query. How many these are depends on its position
- * alone. A pass has PASS_TOKENS tokens at most, so they stand before all that it adds, where a slot is a position: the same slots form
- * pairs on a tree's path and in plain decoding. */
-enum { PASS_TOKENS = 64, MATRIX_SLOTS = 32 };
+ * alone. A pass has PASS_TOKENS tokens at most (a macro, from compiled.py), so they stand before all that it adds, where a slot is a
+ * position: the same slots form pairs on a tree's path and in plain decoding. */
+enum { MATRIX_SLOTS = 32 };
 INLINE int64_t far_slots(int64_t position, int64_t end) {
     const int64_t far = position - PASS_TOKENS < end ? position - PASS_TOKENS : end;
     return far > 0 ? far / MATRIX_SLOTS * MATRIX_SLOTS : 0;
@@ -921,7 +922,7 @@ INLINE void run(const Pass *p, int t, int T, int kind, int weights) {
 
 static void run_float32(const Pass *p, int t, int T) { run(p, t, T, WHOLE, WHOLE); }
 static void run_bfloat16(const Pass *p, int t, int T) { run(p, t, T, OF_BF16, OF_BF16); }
-static void run_eight_bits(const Pass *p, int t, int T) { run(p, t, T, OF_BF16, OF_BF16 == PAIRED ? EIGHT : OF_BF16); }
+static void run_eight_bits(const Pass *p, int t, int T) { run(p, t, T, OF_BF16, OF_EIGHT); }
 
 void forward(const Pass *p) {
     #pragma omp parallel num_threads(p->threads)
@@ -1006,25 +1007,32 @@ INLINE int any_above(vec x, vec y) {
 #endif
 }
 
+/* The k highest among the places [from, to) of a row of V numbers, best first, of equals the first: their values in `best`, and where they
+ * stand; returns how many there are. `from` is a multiple of W, and so is `to` or V itself. */
+INLINE int64_t highest_few(float *best, int64_t *places, const void *x, int64_t row, int64_t V, int64_t from, int64_t to, int64_t k, int bf16) {
+    int64_t known = 0;
+    vec least = (vec){0} - INFINITY; /* of the k so far */
+    for (int64_t block = from; block < to; block += W) {
+        const vec y = load_row(x, row, V, block, bf16);
+        if (known == k && !any_above(y, least)) continue;
+        for (int64_t i = 0; i < W && block + i < V; i++) {
+            if (known == k && !(y[i] > best[k - 1])) continue;
+            int64_t at = known < k ? known++ : k - 1;
+            for (; at && y[i] > best[at - 1]; at--) { best[at] = best[at - 1]; places[at] = places[at - 1]; }
+            best[at] = y[i];
+            places[at] = block + i;
+        }
+        if (known == k) least = (vec){0} + best[k - 1];
+    }
+    return known;
+}
+
 /* Of each row of logits [rows, V] the places [rows, k] of its k highest, best first; of equals the first. k is V at most. */
 void top(int64_t *places, const void *logits, int64_t rows, int64_t V, int64_t k, int bf16, int threads) {
     #pragma omp parallel for num_threads(threads)
     for (int64_t row = 0; row < rows; row++) {
         float best[k];
-        int64_t *own = places + row * k, known = 0;
-        vec least = (vec){0} - INFINITY; /* of the k so far */
-        for (int64_t block = 0; block < V; block += W) {
-            const vec y = load_row(logits, row, V, block, bf16);
-            if (known == k && !any_above(y, least)) continue;
-            for (int64_t i = 0; i < W && block + i < V; i++) {
-                if (known == k && !(y[i] > best[k - 1])) continue;
-                int64_t at = known < k ? known++ : k - 1;
-                for (; at && y[i] > best[at - 1]; at--) { best[at] = best[at - 1]; own[at] = own[at - 1]; }
-                best[at] = y[i];
-                own[at] = block + i;
-            }
-            if (known == k) least = (vec){0} + best[k - 1];
-        }
+        highest_few(best, places + row * k, logits, row, V, 0, V, k, bf16);
     }
 }
 
@@ -1110,38 +1118,42 @@ void draw(int64_t *tokens, const float *probs, const double *uniforms, int64_t r
     }
 }
 
-/* The logits y of a block with the bias of the token before: y + head embedding, of `rank` numbers in `embedding`. */
-INLINE vec biased(vec y, const float *embedding, const void *head, int64_t block, int64_t rank, int bf16) {
-    vec x[4];
-    EACH(i, 4) x[i] = (vec){0};
-    for (int64_t c = 0; c < rank; c += 4) EACH(i, 4) x[i] += embedding[c + i] * load(head, (block * rank + c + i) * W, bf16);
-    return y + ((x[0] + x[1]) + (x[2] + x[3]));
+/* A head's bias of the token before (heads/markov.py): that of V tokens behind token x is the product of their weights [V, rank], in
+ * `blocks` as any product reads them, with x's row of `embedding` [., rank]. ids: [V], which tokens these are, null: all. V and rank are
+ * multiples of W. */
+typedef struct { const void *embedding, *blocks; const int64_t *ids; int64_t rank, eight_bits; } Bias;
+
+/* Of the blocks [from, to) of a row of logits [., V] the scores: the logits, with the bias, if any, behind the token at place `before`. */
+static void scores_of(float *scores, const void *logits, int64_t row, int64_t V, int64_t from, int64_t to, const Bias *bias, int64_t before,
+                      int bf16) {
+    for (int64_t block = from; block < to; block++) store(scores, block * W, load(logits, row * V + block * W, bf16), 0);
+    if (!bias) return;
+    const int64_t rank = bias->rank, at = (bias->ids ? bias->ids[before] : before) * rank;
+    const char *x = (const char *)bias->embedding + at * (bf16 ? 2 : 4);
+    float wide[rank];
+    if (bf16 && OF_BF16 == WIDENED) {
+        for (int64_t c = 0; c < rank; c += W) store(wide, c, load(bias->embedding, at + c, 1), 0);
+        x = (const char *)wide;
+    }
+    if (!bf16) product(scores, x, 1, bias->blocks, 0, rank, V, from, to, 1, 0, WHOLE);
+    else if (bias->eight_bits) product(scores, x, 1, bias->blocks, 0, rank, V, from, to, 1, 0, OF_EIGHT);
+    else product(scores, x, 1, bias->blocks, 0, rank, V, from, to, 1, 0, OF_BF16);
 }
 
-/* A token's embedding as float32. */
-INLINE void embed(float *to, const void *embedding, int64_t token, int64_t rank, int bf16) {
-    for (int64_t c = 0; c < rank; c += W) store(to, c, load(embedding, token * rank + c, bf16), 0);
-}
-
-/* Greedy drafts of a head with a bias of the token before (heads/markov.py): out[b][0] is the place of the highest of logits[b][0], and
- * out[b][i] that of the highest of logits[b][i] + head embedding[x], x = ids[out[b][i - 1]]; of equals the first.
- *
- * logits: [B, k, V]; embedding: [., rank]; head: [V / W, rank, W]; rank is a multiple of W. ids: [V], null: all tokens. */
-void greedy_chain(int64_t *out, const void *logits, const void *embedding, const void *head, const int64_t *ids, int64_t B, int64_t k,
-                  int64_t V, int64_t rank, int bf16, int threads) {
-    float highest[threads];
+/* Greedy drafts of a head with a bias: out[b][0] is the place of the highest of logits[b][0], and out[b][i] that of the highest of
+ * logits[b][i] with the bias of the token at out[b][i - 1]; of equals the first. logits: [B, k, V]. */
+void greedy_chain(int64_t *out, const void *logits, const Bias *bias, int64_t B, int64_t k, int64_t V, int bf16, int threads) {
+    float scores[V], highest[threads];
     int64_t places[threads];
     #pragma omp parallel num_threads(threads)
     {
         int t = omp_get_thread_num(), T = omp_get_num_threads();
-        float before[rank]; /* the embedding of the token before */
+        SHARE(V / W)
         for (int64_t slot = 0; slot < B * k; slot++) {
-            if (slot % k) embed(before, embedding, ids ? ids[out[slot - 1]] : out[slot - 1], rank, bf16);
+            const int first = slot % k == 0;
+            scores_of(scores, logits, slot, V, from, to, first ? 0 : bias, first ? 0 : out[slot - 1], bf16);
             Highest found = highest_of_none();
-            SHARE(V / W) for (int64_t block = from; block < to; block++) {
-                vec y = load(logits, slot * V + block * W, bf16);
-                found = highest_with(found, slot % k ? biased(y, before, head, block, rank, bf16) : y, block * W);
-            }
+            for (int64_t block = from; block < to; block++) found = highest_with(found, load(scores, block * W, 0), block * W);
             places[t] = 0;
             highest[t] = first_highest(found, places + t);
             #pragma omp barrier
@@ -1155,59 +1167,36 @@ void greedy_chain(int64_t *out, const void *logits, const void *embedding, const
     }
 }
 
-/* Greedy trees of such a head, its best paths first (2406.16858, section 4; the head's logits of all levels stand already). A node's value
- * is the sum along its path of min(0, log-probability + trust). Of row b, found[b] nodes, parents before children: the next is always
- * the best child of any node that is there, until there are `nodes`, or the i-th would be worth less than least[i]. Of equals the first.
+/* Greedy trees of a head, its best paths first (2406.16858, section 4; the head's logits of all levels stand already). A node's value is
+ * the sum along its path of min(0, log-probability + trust). Of row b, found[b] nodes, parents before children: the next is always the
+ * best child of any node that is there, until there are `nodes`, or the i-th would be worth less than least[i]. Of equals the first.
  *
- * places, parents (-1: the root), values: [B, nodes]. logits: [B, k, V] of the levels. embedding, head, ids: as in `greedy_chain`, null
- * without a bias, which the first level never has. V and rank are multiples of W. children: of a node at most. */
-void greedy_tree(int64_t *places, int64_t *parents, float *values, int64_t *found, const void *logits, const void *embedding, const void *head,
-                 const int64_t *ids, int64_t B, int64_t k, int64_t V, int64_t rank, int64_t nodes, int64_t children, const float *least,
-                 float trust, int bf16, int threads) {
+ * places, parents (-1: the root), values: [B, nodes]. logits: [B, k, V] of the levels. bias: null without one; the first level never has
+ * it. V is a multiple of W. children: of a node at most. */
+void greedy_tree(int64_t *places, int64_t *parents, float *values, int64_t *found, const void *logits, const Bias *bias, int64_t B, int64_t k,
+                 int64_t V, int64_t nodes, int64_t children, const float *least, float trust, int bf16, int threads) {
     typedef struct { float value; int64_t place, parent, level; } Child;
-    float scores[V], highest[threads], masses[threads];
-    Child best[threads * children], open[nodes * children];
-    int64_t counts[threads], waiting = 0, next = -1; /* the node that gets children now; -2: the tree is done */
-    int64_t levels[nodes];
+    float scores[V], masses[threads], best[threads][children];
+    int64_t at[threads][children], counts[threads], levels[nodes], waiting = 0, next = -1; /* the node that gets children now; -2: none */
+    Child open[nodes * children];
     #pragma omp parallel num_threads(threads)
     {
         const int t = omp_get_thread_num(), T = omp_get_num_threads();
-        const int64_t from = V / W * t / T, to = V / W * (t + 1) / T;
-        float before[rank];
+        SHARE(V / W)
         for (int64_t b = 0; b < B; b++) {
             #pragma omp barrier
             #pragma omp single
             { waiting = 0; next = -1; found[b] = 0; }
             while (next > -2) {
-                const int64_t level = next < 0 ? 0 : levels[next] + 1;
-                const int with_bias = head && level;
-                if (with_bias) {
-                    const int64_t place = places[b * nodes + next];
-                    embed(before, embedding, ids ? ids[place] : place, rank, bf16);
-                }
-                vec most = (vec){0} - INFINITY, mass = {0};
-                for (int64_t block = from; block < to; block++) {
-                    vec y = load(logits, (b * k + level) * V + block * W, bf16);
-                    if (with_bias) y = biased(y, before, head, block, rank, bf16);
-                    store(scores, block * W, y, 0);
-                    most = choose(y > most, y, most);
-                }
-                highest[t] = -INFINITY;
-                EACH(i, W) highest[t] = most[i] > highest[t] ? most[i] : highest[t];
+                const int64_t level = next < 0 ? 0 : levels[next] + 1, missing = nodes - found[b];
+                scores_of(scores, logits, b * k + level, V, from, to, level ? bias : 0, level ? places[b * nodes + next] : 0, bf16);
+                counts[t] = highest_few(best[t], at[t], scores, 0, V, from * W, to * W, children < missing ? children : missing, 0);
                 #pragma omp barrier
                 float top = -INFINITY;
-                for (int other = 0; other < T; other++) top = highest[other] > top ? highest[other] : top;
+                for (int other = 0; other < T; other++) if (counts[other] && best[other][0] > top) top = best[other][0];
+                vec mass = {0};
                 for (int64_t block = from; block < to; block++) mass += exponential(load(scores, block * W, 0) - top);
                 masses[t] = sum(mass);
-                counts[t] = 0;
-                while (counts[t] < children && counts[t] < (to - from) * W) { /* this thread's likeliest, one by one */
-                    Highest likeliest = highest_of_none();
-                    for (int64_t block = from; block < to; block++) likeliest = highest_with(likeliest, load(scores, block * W, 0), block * W);
-                    int64_t place = from * W;
-                    const float value = first_highest(likeliest, &place);
-                    best[t * children + counts[t]++] = (Child){value, place, next, level};
-                    scores[place] = -INFINITY;
-                }
                 #pragma omp barrier
                 #pragma omp single
                 {
@@ -1219,14 +1208,12 @@ void greedy_tree(int64_t *places, int64_t *parents, float *values, int64_t *foun
                     for (int64_t child = 0; child < children; child++) { /* the threads' lists are sorted: merge them */
                         int from_thread = -1;
                         for (int other = 0; other < T; other++)
-                            if (taken[other] < counts[other] &&
-                                (from_thread < 0 || best[other * children + taken[other]].value > best[from_thread * children + taken[from_thread]].value))
+                            if (taken[other] < counts[other] && (from_thread < 0 || best[other][taken[other]] > best[from_thread][taken[from_thread]]))
                                 from_thread = other;
-                        if (from_thread < 0) break;
-                        Child *chosen = open + waiting++;
-                        *chosen = best[from_thread * children + taken[from_thread]++];
-                        const float step = chosen->value - norm + trust;
-                        chosen->value = above + (step < 0.0f ? step : 0.0f);
+                        if (from_thread < 0 || child >= missing) break;
+                        const int64_t number = taken[from_thread]++;
+                        const float step = best[from_thread][number] - norm + trust;
+                        open[waiting++] = (Child){above + (step < 0.0f ? step : 0.0f), at[from_thread][number], next, level};
                     }
                     /* Nodes are added until one has children of its own to look at, or the tree is done. */
                     for (next = -2; next == -2 && found[b] < nodes && waiting;) {

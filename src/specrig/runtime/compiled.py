@@ -8,7 +8,7 @@ here weights lie in the order of reading, and as many rows as registers hold are
 from __future__ import annotations
 
 from collections.abc import Sequence
-from ctypes import c_float, c_int, c_int64, c_void_p
+from ctypes import Structure, addressof, c_float, c_int, c_int64, c_void_p
 from functools import cache
 from typing import Any
 
@@ -18,9 +18,7 @@ from torch import Tensor
 from specrig.runtime import compiler
 
 MAX_TOKENS = 64
-"""Most rows of a product, and most tokens of a pass; for more, as in prompts, libraries for large products are better.
-The same number is `PASS_TOKENS` in compiled.c.
-"""
+"""Most rows of a product, and most tokens of a pass; for more, as in prompts, libraries for large products are better."""
 SINGLE_THREAD_BYTES = 6 << 20
 """Bytes of a model's weights up to which one thread computes: a core's own caches nearly hold them, so more threads
 only wait."""
@@ -31,7 +29,7 @@ SINGLE_THREAD_PRODUCT_BYTES = 1 << 20
 @cache
 def library() -> Any:
     """The compiled code, or None where there is no compiler or what it makes does not load."""
-    loaded = compiler.load(__file__)
+    loaded = compiler.load(__file__, PASS_TOKENS=MAX_TOKENS)
     if loaded is not None:
         loaded.scratch_floats.restype = loaded.input_bytes.restype = loaded.vector_width.restype = c_int64
         loaded.has_eight_bits.restype = c_int64
@@ -42,8 +40,8 @@ def library() -> Any:
             "top": [c_void_p, c_void_p, *[c_int64] * 3, c_int, c_int],
             "softmax": [c_void_p, c_void_p, c_int64, c_int64, c_float, c_int, c_int],
             "draw": [c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int],
-            "greedy_chain": [*[c_void_p] * 5, *[c_int64] * 4, c_int, c_int],
-            "greedy_tree": [*[c_void_p] * 8, *[c_int64] * 6, c_void_p, c_float, c_int, c_int],
+            "greedy_chain": [*[c_void_p] * 3, *[c_int64] * 3, c_int, c_int],
+            "greedy_tree": [*[c_void_p] * 6, *[c_int64] * 5, c_void_p, c_float, c_int, c_int],
             "keep_path": [c_void_p, *[c_int64] * 7, c_void_p, c_int64],
         }
         for name, types in arguments.items():
@@ -172,35 +170,38 @@ def draw(probs: Tensor, uniforms: Tensor) -> Tensor:
     return tokens
 
 
-def chain_blocks(weight: Tensor) -> Tensor | None:
-    """A weight `[V, r]` as `greedy_chain` reads it, `[V / W, r, W]`; None where it cannot."""
+class _Bias(Structure):
+    _fields_ = [(name, c_void_p) for name in ("embedding", "blocks", "ids")] + [
+        (name, c_int64) for name in ("rank", "eight_bits")
+    ]
+
+
+def bias_blocks(weight: Tensor) -> Tensor | None:
+    """A weight `[V, r]` as `greedy_chain` and `greedy_tree` read it (`to_blocks`); None where they cannot."""
     if not supports(weight.device, weight.dtype) or any(size % vector_width() for size in weight.shape):
         return None
-    return weight.view(-1, vector_width(), weight.shape[1]).transpose(1, 2).contiguous()
+    return to_blocks(weight)
 
 
-def greedy_chain(logits: Tensor, embedding: Tensor, blocks: Tensor, ids: Tensor | None) -> Tensor:
+def _bias(embedding: Tensor, blocks: Tensor, ids: Tensor | None) -> _Bias:
+    """A bias as compiled code takes it; the tensors must live as long as the call that reads them."""
+    eight_bits = blocks.dtype == torch.uint8
+    return _Bias(
+        embedding.data_ptr(), blocks.data_ptr(), None if ids is None else ids.data_ptr(), embedding.shape[1], eight_bits
+    )
+
+
+def greedy_chain(logits: Tensor, bias: tuple[Tensor, Tensor], ids: Tensor | None) -> Tensor:
     """Of logits `[B, k, V]` the places `[B, k]` of the highest, each but the first with a bias of the token before.
 
-    embedding: `[., r]`; blocks: see `chain_blocks`; the bias of V tokens behind token x is their product with x's
-    embedding. ids: `[V]`, which tokens the logits are of; None: all.
+    bias: an embedding `[., r]` and a weight `[V, r]`, in blocks (`bias_blocks`) or rounded (`to_eight_bits`); behind
+    token x the bias is the weight's product with x's embedding. ids: `[V]`, which tokens the logits are of; None: all.
     """
     B, k, V = logits.shape
     logits = logits.contiguous()  # named, so that it lives as long as the call reads it
-    out = torch.empty((B, k), dtype=torch.int64)
-    library().greedy_chain(
-        out.data_ptr(),
-        logits.data_ptr(),
-        embedding.data_ptr(),
-        blocks.data_ptr(),
-        None if ids is None else ids.data_ptr(),
-        B,
-        k,
-        V,
-        embedding.shape[1],
-        logits.dtype == torch.bfloat16,
-        torch.get_num_threads(),
-    )
+    out, given = torch.empty((B, k), dtype=torch.int64), _bias(*bias, ids)
+    bf16, threads = logits.dtype == torch.bfloat16, torch.get_num_threads()
+    library().greedy_chain(out.data_ptr(), logits.data_ptr(), addressof(given), B, k, V, bf16, threads)
     return out
 
 
@@ -214,9 +215,8 @@ def greedy_tree(
 ) -> list[tuple[list[int], list[int], list[float]]]:
     """Trees of the most promising nodes of logits `[B, k, V]` of k levels, each row's best nodes first.
 
-    A node's value is the sum along its path of min(0, log-probability + trust). bias: embedding and blocks of
-    `greedy_chain`. least: the lowest values of the nodes, as many as there are nodes at most. children: of a node at
-    most.
+    A node's value is the sum along its path of min(0, log-probability + trust). bias, ids: those of `greedy_chain`.
+    least: the lowest values of the nodes, as many as there are nodes at most. children: of a node at most.
 
     Returns each row's places, parents (-1: the root) and values.
     """
@@ -228,11 +228,10 @@ def greedy_tree(
         (c_float * (B * n))(),
         (c_int64 * B)(),
     )
-    embedding, blocks = bias or (None, None)
+    given = None if bias is None else _bias(*bias, ids)
     library().greedy_tree(
-        *(places, parents, values, counts, logits.data_ptr()),
-        *(None if each is None else each.data_ptr() for each in (embedding, blocks, ids)),
-        *(B, k, V, 0 if embedding is None else embedding.shape[1], n, children, (c_float * n)(*least), trust),
+        *(places, parents, values, counts, logits.data_ptr(), None if given is None else addressof(given)),
+        *(B, k, V, n, children, (c_float * n)(*least), trust),
         logits.dtype == torch.bfloat16,
         torch.get_num_threads(),
     )

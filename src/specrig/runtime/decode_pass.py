@@ -94,12 +94,17 @@ def compile_passes(model: LlamaModel) -> None:
                 layer.blocks = blocks  # for products outside these passes
 
 
-def round_weights(model: CachedModel) -> bool:
+def round_weights(model: CachedModel, name: str) -> bool:
     """Let decode passes of a draft or a head multiply weights of 8 bits from now on, where the process asks for them
-    (`kernel_choice.draft_weights`) and they are faster; returns whether they do.
+    (`kernel_choice.draft_weights`) and they are faster; returns whether they do. name: of the model, in the record.
 
     Inputs are rounded too, for each product anew. Prompts and other wide passes keep the weights as they are.
     """
+    kernel_choice.draft_weights_of[name] = "int8" if (rounded := _rounded(model)) else "model"
+    return rounded
+
+
+def _rounded(model: CachedModel) -> bool:
     if kernel_choice.draft_weights != "int8" or not isinstance(model, LlamaModel):
         return False
     if model.dtype != torch.bfloat16 or not isinstance(model.compiled, DecodePass) or not supports_eight_bits():
@@ -209,6 +214,7 @@ class DecodePass:
         self._collected: tuple[int, ...] = ()  # the layers whose hidden states are written
         self._bound: tuple[Any, Any] = (None, None)
         self._tables: tuple[Tensor, Tensor]
+        self._numbers: Tensor  # 0, 1, 2, …
 
     def pruned(self, model: LlamaModel) -> DecodePass:
         """Passes of `model`, a copy of this one's with the same weights that leaves layers out."""
@@ -241,17 +247,14 @@ class DecodePass:
         B, n = tokens.shape
         if self._bound[0] is not model.cache or self._bound[1] is not model.cos:
             self._bind()
-        positions, slots = _indices(step.positions, B, n), _indices(step.slots, B, n)
+        positions, slots = self._indices(step.positions, B, n), self._indices(step.slots, B, n)
         tokens = tokens.contiguous()
-        outputs = (
-            range(B * n) if last is None else [row * n + at for row, span in enumerate(spans(last)) for at in span]
-        )
-        rows = torch.tensor(outputs) if B * n > 1 else _ZERO
+        rows, m = self._outputs(B, n, last)
         masks = self._masks(step)
         hidden = torch.empty((B, n, args.D), dtype=model.dtype)
-        logits = torch.empty((B, len(outputs) // B, args.V), dtype=model.dtype)
+        logits = torch.empty((B, m, args.V), dtype=model.dtype)
         aux = self._aux_hidden_states(B, n)
-        args.B, args.n, args.end, args.outputs = B, n, step.end, len(outputs)
+        args.B, args.n, args.end, args.outputs = B, n, step.end, B * m
         args.threads = 1 if self.single_thread else torch.get_num_threads()
         # Of a head that follows another model: what its layers begin with, and what its attention reads.
         inputs, reads = (features, None) if model.entry_norms else model.entry(tokens, features) or (None, None)
@@ -279,6 +282,22 @@ class DecodePass:
             self._tables = model.cos.float().contiguous(), model.sin.float().contiguous()
             args.cos, args.sin = (table.data_ptr() for table in self._tables)
         self._bound = model.cache, model.cos
+        self._numbers = torch.arange(max(model.cache.slots, MAX_TOKENS * model.cache.batch_size))
+
+    def _indices(self, index: Tensor | slice, B: int, n: int) -> Tensor:
+        """Positions or slots as int64 `[B, n]`."""
+        if isinstance(index, slice):
+            index = self._numbers[index].expand(B, n)
+        return index.contiguous()
+
+    def _outputs(self, B: int, n: int, last: Positions | None) -> tuple[Tensor, int]:
+        """Which of all B n tokens get logits, in order, and how many of each row."""
+        if last is None:
+            return self._numbers, n
+        rows = spans(last)
+        if B == 1:
+            return self._numbers[rows[0].start :], len(rows[0])
+        return torch.tensor([row * n + at for row, span in enumerate(rows) for at in span]), len(rows[0])
 
     def _masks(self, step: Step) -> list[Tensor]:
         """Set each pattern's mask, `[B or 1, n, end]`; returns the masks, which must live as long as the pass."""
@@ -305,15 +324,5 @@ class DecodePass:
         return found
 
 
-_ZERO = torch.zeros(1, dtype=torch.long)
-
-
 def _at(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
-
-
-def _indices(index: Tensor | slice, B: int, n: int) -> Tensor:
-    """Positions or slots as int64 `[B, n]`."""
-    if isinstance(index, slice):
-        index = torch.arange(index.start, index.stop).expand(B, n)
-    return index.contiguous()

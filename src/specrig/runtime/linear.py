@@ -48,6 +48,8 @@ class KernelChoice:
         self.draft_weights: DraftWeights = "model"
         """How decode passes of drafts and heads multiply their weights: as they are, or rounded to 8 bits where that is
         faster."""
+        self.draft_weights_of: dict[str, DraftWeights] = {}
+        """What each draft and head that was loaded does."""
         self.pinned: Kernel | None = None
         """The kernel of all weights; None: the faster one for each shape."""
         self.seconds: dict[tuple[torch.dtype, tuple[int, ...]], dict[Kernel, list[float]]] = {}
@@ -59,6 +61,7 @@ class KernelChoice:
         """For the weights and models to come. kernel: None chooses by timing."""
         self.pinned, self.compiled, self.draft_weights = kernel, compiled, draft_weights
         self.kernels.clear()
+        self.draft_weights_of.clear()
 
     def of(self, weight: Tensor) -> Kernel:
         """The kernel for a weight `[out, in]`."""
@@ -72,12 +75,13 @@ class KernelChoice:
             )
         return self.kernels[key]
 
-    def record(self) -> dict[str, str]:
-        """For an environment's record: precision and shape -> kernel."""
-        return {
+    def record(self) -> dict[str, dict[str, str]]:
+        """For an environment's record: precision and shape -> kernel, and draft or head -> its weights."""
+        linear = {
             f"{str(dtype).removeprefix('torch.')} {out}x{into}": kernel
             for (dtype, (out, into)), kernel in self.kernels.items()
         }
+        return {"linear": linear, "draft_weights": dict(self.draft_weights_of)}
 
     def _faster(self, key: tuple[torch.dtype, tuple[int, ...]], weight: Tensor) -> Kernel:
         usual: Kernel = "reordered" if reorderable(weight) else "plain"

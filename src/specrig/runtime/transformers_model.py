@@ -157,5 +157,5 @@ def cached_model(
     if drafts and drafted is not None and isinstance(wrapped, LlamaModel):
         wrapped.limit_vocabulary(torch.tensor(drafted, device=device))
     if drafts:
-        round_weights(wrapped)
+        round_weights(wrapped, "draft")
     return wrapped
