@@ -10,6 +10,7 @@ target verifies a few more tokens cheaply. Its nodes are those of highest value,
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from math import inf, log
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
 
 LEAST = 1e-30
 """Below this chance nothing is drafted, whatever it costs."""
+Tree = tuple[list[int], list[int], list[float]]
+"""A row's nodes, best first: their tokens, their parents (-1: the text) and the logarithms of their chances."""
+Blend = Callable[[int, Tree, Sequence[float]], Tree]
+"""From a row, its tree, and the lowest values of the 1st, 2nd, … node, as many as there are nodes at most."""
 
 
 class PEagle(Eagle3):
@@ -37,6 +42,8 @@ class PEagle(Eagle3):
     family = "one pass"
     needs = ("p_eagle",)
     head: Any
+    blend: Blend | None = None
+    """What makes a row's greedy tree another one; None: nothing does."""
 
     class Options(ChainOptions):
         """length: of the chain that is verified. fixed: k; auto: as far as a pass of that width pays here, k at most
@@ -116,10 +123,17 @@ class PEagle(Eagle3):
             draft, chances = self._tree_by_levels(logits, context)
             values = [] if self.size is None else chances.tolist()
         else:
-            trees = [tree if depth else ([], [], []) for tree, depth in zip(found, context.depths, strict=True)]
+            trees: list[Tree] = [
+                tree if depth else ([], [], []) for tree, depth in zip(found, context.depths, strict=True)
+            ]
+            if self.blend is not None:
+                trees = [
+                    self.blend(row, tree, least) if depth else tree
+                    for row, (tree, depth) in enumerate(zip(trees, context.depths, strict=True))
+                ]
             values = [own for _, _, own in trees]
             nodes = [(tokens, parents) for tokens, parents, _ in trees]
-            draft = tree_draft(nodes, logits.device, width=self.options.top_k, vocabulary=self.head.vocabulary)
+            draft = tree_draft(nodes, logits.device, vocabulary=self.head.vocabulary)
         if self.size is not None:
             self.values = [row if depth else [] for row, depth in zip(values, context.depths, strict=True)]
         return draft if draft.tokens.shape[1] else empty_draft(context)

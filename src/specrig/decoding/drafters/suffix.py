@@ -16,7 +16,7 @@ only its own tree.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
@@ -35,6 +35,13 @@ if TYPE_CHECKING:
 
 MOST = 64
 """The most nodes that a draft may hold, so that a tree fits the target's cache whatever the options are."""
+UNSEEN = 0.5
+"""Occurrences that are added to those of every match, for what was not seen behind it."""
+
+
+def trust(length: int) -> float:
+    """In a match of so many tokens."""
+    return length / (length + 1)
 
 
 class Found(NamedTuple):
@@ -109,6 +116,28 @@ class SuffixTree:
             return list(node.children.items())
         # It occurred once: what followed stands in the text.
         return [(self.text[node.after], Node(node.after + 1))] if node.after < len(self.text) else []
+
+    def shares(self, trusted: float, node: Node) -> Iterable[tuple[int, float, Node]]:
+        """The tokens that followed a match, each with its chance there and the longer match: `trusted` · n / (N + 1/2)
+        for a token that followed n of N times.
+        """
+        found = self.followers(node)
+        part = trusted / (sum(child.count for _, child in found) + UNSEEN)
+        return ((token, part * child.count, child) for token, child in found)
+
+    def behind(self, matches: Sequence[Node], token: int) -> list[Node]:
+        """The `matches` of the text that goes on with a token, from those of the text."""
+        longer: list[Node] = []
+        for node in (self.root, *matches[: self.depth - 2]):
+            if node.children is not None:
+                child = node.children.get(token)
+            else:
+                found = self.followers(node)
+                child = found[0][1] if found and found[0][0] == token else None
+            if child is None:
+                break  # where a substring did not occur, no longer one did
+            longer.append(child)
+        return longer
 
     def draft(
         self, start: Node, nodes: int, depth: int, least: float, *, branch: bool

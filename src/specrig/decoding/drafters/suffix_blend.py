@@ -23,15 +23,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import Field
 
-from specrig.decoding.drafters.suffix import MOST, Found, Node, Suffix, SuffixTree
+from specrig.decoding.drafters.suffix import MOST, UNSEEN, Found, Node, Suffix, SuffixTree, trust
 from specrig.decoding.types import MethodOptions, Resources
 from specrig.heads.likeliest import Child, likeliest
 
 if TYPE_CHECKING:
     from specrig.heads.rest.module import Datastore, Span
-
-UNSEEN = 0.5
-"""Occurrences that are added to those of every match, for what was not seen behind it."""
 
 
 class TreePosition(NamedTuple):
@@ -96,11 +93,6 @@ class SuffixBlend(Suffix):
         return TreePosition(tuple(own), None if span is None else (trust(span.length), span))
 
 
-def trust(length: int) -> float:
-    """In a match of so many tokens."""
-    return length / (length + 1)
-
-
 def followers(
     position: TreePosition, tree: SuffixTree, store: Datastore, least: float
 ) -> Iterable[Child[TreePosition]]:
@@ -112,10 +104,8 @@ def followers(
     own: dict[int, list[tuple[float, Node]]] = {}
     stored: dict[int, tuple[float, Span]] = {}
     for trusted, node in position.own:
-        found = tree.followers(node)
-        part = trusted / (sum(child.count for _, child in found) + UNSEEN)
-        for token, child in found:
-            missed[token] = missed.get(token, 1.0) * (1 - part * child.count)
+        for token, chance, child in tree.shares(trusted, node):
+            missed[token] = missed.get(token, 1.0) * (1 - chance)
             own.setdefault(token, []).append((trusted, child))
     if position.stored is not None:
         trusted, span = position.stored

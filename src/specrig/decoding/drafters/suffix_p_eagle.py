@@ -2,18 +2,36 @@
 
 `suffix_hybrid` with a head in place of the draft model: the head drafts in one pass, and it has nothing to catch up
 with after rounds in which the suffix tree drafted, since it reads the target's states.
+
+With `blend`, the head's tree and what the text says are one tree. The head names a first token well and the next ones
+badly, since it does not know the first one. The text knows what followed that token before. So each node's children are
+those of the head, and the tokens that followed the longest matches of the text that ends with the node, with the
+chances of `suffix_blend`; a token that both name has the chance that one of them is right.
+
+Example: the text holds `Marie Curie` once, and the head drafts `Marie`. Behind it the match is one token long and
+occurred once: `Curie` has the chance 1/2 · 1 / 1.5.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from math import exp, log
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from specrig.decoding.drafters.p_eagle import PEagle
-from specrig.decoding.drafters.suffix import Suffix
+from specrig.decoding.drafters.p_eagle import PEagle, Tree
+from specrig.decoding.drafters.suffix import Node, Suffix, SuffixTree, trust
 from specrig.decoding.drafters.suffix_hybrid import SuffixHybrid
-from specrig.decoding.types import Context, MethodOptions, Verdict
+from specrig.decoding.types import Context, Draft, MethodOptions, Resources, Verdict
+from specrig.heads.likeliest import Child, likeliest
+
+LENGTHS = 3
+"""How many lengths of match are asked what follows: the longest ones that occurred more often than a longer one."""
+At = tuple[int | None, Sequence[Node], int | None]
+"""A node of the blended tree: the head's node, if it is one; the matches of the text that ends with its parent, and its
+own token, which makes them longer (None: they are its own).
+"""
 
 
 class SuffixPEagle(SuffixHybrid):
@@ -27,16 +45,54 @@ class SuffixPEagle(SuffixHybrid):
 
     class Options(SuffixHybrid.Options):
         """Those of `suffix_hybrid`; draft_k: tokens of the head; length: of both, as theirs; draft_nodes: of the head's
-        tree of draft_k levels, 0: a chain, auto: as many as pay here.
+        tree of draft_k levels, 0: a chain, auto: as many as pay here; blend: join such trees with what the text says
+        (at temperature 0, on a processor).
         """
 
         draft_k: int = Field(3, ge=1, le=16)
         draft_nodes: Annotated[int, Field(ge=0, le=128)] | Literal["auto"] = 0
+        blend: bool = False
+
+    draft: PEagle
+
+    def __init__(self, options: MethodOptions, resources: Resources) -> None:
+        super().__init__(options, resources)
+        if self.options.blend:
+            self.draft.blend = self.blended
 
     def drafter_options(self) -> MethodOptions:
         """The head verifies as much of its chain as pays where the suffix tree does."""
         own = {"nodes": self.options.draft_nodes} if self.options.draft_nodes else {"length": self.options.length}
         return PEagle.Options.model_validate(own)
+
+    def propose(self, context: Context, k: int) -> Draft:
+        """See `SuffixHybrid`; blended trees are as deep as suffix decoding's drafts."""
+        self.depths = context.depths
+        return super().propose(context, k)
+
+    def blended(self, row: int, tree: Tree, least: Sequence[float]) -> Tree:
+        """The head's tree of a row joined with what its text says; see `p_eagle.Blend`."""
+        tokens, parents, values = tree
+        text, below = self.trees[row], dict[int, list[int]]()
+        for node, parent in enumerate(parents):
+            below.setdefault(parent, []).append(node)
+
+        def children(at: At) -> Iterable[Child[At]]:
+            node, matches, token = at
+            matches = matches if token is None else text.behind(matches, token)
+            missed = missed_by(text, matches)
+            own: dict[int, int] = {}
+            for child in below.get(node, []) if node is not None else []:
+                own[tokens[child]] = child
+                share = exp(values[child] - (values[node] if node is not None and node >= 0 else 0.0))
+                missed[tokens[child]] = missed.get(tokens[child], 1.0) * (1 - share)
+            for name, chance in missed.items():
+                yield 1 - chance, name, name, (own.get(name), matches, name)
+
+        found = likeliest((-1, text.matches, None), children, len(least), self.depths[row], exp(least[0]))
+        logs = [log(chance) for chance in found[0]]
+        count = next((at for at, value in enumerate(logs) if value < least[at]), len(logs))
+        return found[1][:count], found[2][:count], logs[:count]
 
     def drafter_context(self, context: Context, depths: list[int]) -> Context:
         """The head runs all rows that go on: in all of them the same rounds' states wait for it."""
@@ -46,3 +102,18 @@ class SuffixPEagle(SuffixHybrid):
         """Keep the target's states of the accepted tokens, of either drafter."""
         Suffix.observe(self, verdict)
         self.draft.observe(verdict)
+
+
+def missed_by(text: SuffixTree, matches: Sequence[Node]) -> dict[int, float]:
+    """Each token that followed matches (by length) of a text: the chance that it is wrong all the same."""
+    missed: dict[int, float] = {}
+    lengths = seen = 0
+    for length in range(len(matches), 0, -1):
+        node = matches[length - 1]
+        if node.count > seen:  # else these are the occurrences of the longer match again
+            seen, lengths = node.count, lengths + 1
+            for token, chance, _ in text.shares(trust(length), node):
+                missed[token] = missed.get(token, 1.0) * (1 - chance)
+        if lengths == LENGTHS:
+            break
+    return missed
