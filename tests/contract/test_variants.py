@@ -6,6 +6,8 @@ matters.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import inf, log
 from typing import Any
 
 import pytest
@@ -14,11 +16,15 @@ from models import Lab
 
 from specrig.audit.distribution import ChiSquared, exact_distribution, g_test
 from specrig.decoding import sampling, verify, verify_tree
+from specrig.decoding.drafters import registry
 from specrig.decoding.drafters.eagle2 import Eagle2
+from specrig.decoding.drafters.p_eagle import Tree
+from specrig.decoding.drafters.suffix import SuffixTree
 from specrig.decoding.loop import generate
 from specrig.decoding.static_tree import Layout
 from specrig.decoding.types import Context, Draft, Drafter
 from specrig.heads.medusa.module import MedusaHeads
+from specrig.runtime import compiled
 
 PROMPT, LENGTH, ROWS, BATCHES, K = [3, 5, 3, 5], 3, 1000, 6, 3
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
@@ -38,6 +44,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("suffix_p_eagle", {"least": 0.5, "draft_k": 3, "length": "auto"}),
     ("suffix_p_eagle", {"least": 0.5, "draft_k": 3, "draft_nodes": 4}),
     ("suffix_p_eagle", {"least": 0.5, "draft_k": 3, "draft_nodes": "auto"}),
+    ("suffix_p_eagle", {"least": 0.5, "draft_k": 3, "draft_nodes": "auto", "blend": True}),
     ("p_eagle", {"length": "auto"}),
     ("p_eagle", {"nodes": 3, "top_k": 2}),
     ("p_eagle", {"nodes": 6, "top_k": 4}),
@@ -136,6 +143,51 @@ def test_a_bias_of_the_token_before_keeps_the_output(biased: Lab, method: str, o
         drafter = lopsided(biased.drafter(method, **options))
     test = outcome_test(biased, drafter)
     assert test.p_value > 1e-4, test
+
+
+@pytest.mark.parametrize("nodes", [5, "auto"])
+def test_a_blended_tree_keeps_the_greedy_output(nodes: int | str) -> None:
+    lab = Lab(vocab_size=32, noise=0.5)
+    if not compiled.supports(lab.target.device, lab.target.dtype):
+        pytest.skip("the head's trees are drafted in torch here")
+    prompts = [PROMPT, [1, 2, 20, 1, 2], [7, 7, 7]]
+    plain = generate(lab.target, lab.drafter("autoregressive"), prompts, k=0, max_new_tokens=30, temperature=0)
+    drafter: Any = lab.drafter("suffix_p_eagle", draft_k=2, draft_nodes=nodes, blend=True, least=9.0)
+    joined, copies, deepest = drafter.draft.blend, 0, 0
+
+    def noted(row: int, tree: Tree, least: Sequence[float]) -> Tree:
+        nonlocal copies, deepest
+        tokens, parents, values = joined(row, tree, least)
+        assert len(tokens) <= len(least) and values == sorted(values, reverse=True)
+        assert all(-1 <= parent < node for node, parent in enumerate(parents))
+        assert len(set(zip(parents, tokens, strict=True))) == len(tokens), "no node twice"
+        depths: list[int] = []
+        for parent in parents:
+            depths.append(1 if parent < 0 else depths[parent] + 1)
+        copies += len(set(tokens) - set(tree[0]))
+        deepest = max(deepest, *depths, 0)
+        return tokens, parents, values
+
+    drafter.draft.blend = noted
+    found = generate(lab.target, drafter, prompts, k=4, max_new_tokens=30, temperature=0)
+    assert [row.tokens for row in found] == [row.tokens for row in plain]
+    assert copies and 2 < deepest <= 4, "copies were drafted, below the head's last level too"
+
+
+def test_what_followed_a_drafted_token_is_blended_with_what_the_head_says() -> None:
+    """The text holds 7 8 9 once. The head drafts 7 (.6) and behind it 8 (.5) or 3 (.25)."""
+    drafter: Any = registry()["suffix_p_eagle"].__new__(registry()["suffix_p_eagle"])
+    tree = SuffixTree(24)
+    tree.extend([7, 8, 9, 5])
+    drafter.trees, drafter.depths = [tree], [3]
+    head: Tree = [7, 8, 3], [-1, 0, 0], [log(0.6), log(0.3), log(0.15)]
+    tokens, parents, values = drafter.blended(0, head, [-inf] * 5)
+    # Behind 7 a match of one token, that occurred once: 8 has 1/2 · 1/1.5. One of both is right with 1 - 1/2 · 2/3.
+    eight = 0.6 * (1 - 0.5 * (1 - 1 / 3))
+    # Behind 7 8 the longer match of two tokens and the shorter one are one occurrence: 9 has 2/3 · 1/1.5.
+    assert (tokens, parents) == ([7, 8, 9, 3], [-1, 0, 1, 0])
+    assert values == pytest.approx([log(each) for each in (0.6, eight, eight * 4 / 9, 0.15)])
+    assert drafter.blended(0, head, [log(0.2)] * 5)[0] == [7, 8], "the others are not worth it"
 
 
 @pytest.mark.parametrize(("method", "options"), [("medusa", {"tree": (2, 1)}), ("p_eagle", {})])

@@ -16,15 +16,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from math import exp, log
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from specrig.decoding.drafters.p_eagle import PEagle, Tree
 from specrig.decoding.drafters.suffix import Node, Suffix, SuffixTree, trust
 from specrig.decoding.drafters.suffix_hybrid import SuffixHybrid
 from specrig.decoding.types import Context, Draft, MethodOptions, Resources, Verdict
 from specrig.heads.likeliest import Child, likeliest
+
+if TYPE_CHECKING:
+    from typing import Self
 
 LENGTHS = 3
 """How many lengths of match are asked what follows: the longest ones that occurred more often than a longer one."""
@@ -52,6 +55,14 @@ class SuffixPEagle(SuffixHybrid):
         draft_k: int = Field(3, ge=1, le=16)
         draft_nodes: Annotated[int, Field(ge=0, le=128)] | Literal["auto"] = 0
         blend: bool = False
+
+        @model_validator(mode="after")
+        def _blended_is_a_tree(self) -> Self:
+            if self.blend and not self.draft_nodes:
+                raise ValueError(
+                    "blend joins trees of the head: set draft_nodes to a number or auto, or leave blend out"
+                )
+            return self
 
     draft: PEagle
 
