@@ -182,11 +182,11 @@ def test_what_followed_a_drafted_token_is_blended_with_what_the_head_says() -> N
     drafter.trees, drafter.depths = [tree], [3]
     head: Tree = [7, 8, 3], [-1, 0, 0], [log(0.6), log(0.3), log(0.15)]
     tokens, parents, values = drafter.blended(0, head, [-inf] * 5)
-    # Behind 7 a match of one token, that occurred once: 8 has 1/2 · 1/1.5. One of both is right with 1 - 1/2 · 2/3.
-    eight = 0.6 * (1 - 0.5 * (1 - 1 / 3))
-    # Behind 7 8 the longer match of two tokens and the shorter one are one occurrence: 9 has 2/3 · 1/1.5.
-    assert (tokens, parents) == ([7, 8, 9, 3], [-1, 0, 1, 0])
-    assert values == pytest.approx([log(each) for each in (0.6, eight, eight * 4 / 9, 0.15)])
+    # Behind 7 a match of one token, that occurred once: 8 has 1/4 · 1/1.5. One of both is right with 1 - 1/2 · 5/6.
+    eight = 0.6 * (1 - 0.5 * (1 - 1 / 6))
+    # Behind 7 8 the longer match of two tokens and the shorter one are one occurrence: 9 has 4/7 · 1/1.5.
+    assert (tokens, parents) == ([7, 8, 3, 9], [-1, 0, 0, 1])
+    assert values == pytest.approx([log(each) for each in (0.6, eight, 0.15, eight * 8 / 21)])
     assert drafter.blended(0, head, [log(0.2)] * 5)[0] == [7, 8], "the others are not worth it"
 
 

@@ -77,7 +77,7 @@ class KernelChoice:
 
     def record(self) -> dict[str, dict[str, str]]:
         """For an environment's record: precision and shape -> kernel, and draft or head -> its weights."""
-        linear = {
+        linear: dict[str, str] = {
             f"{str(dtype).removeprefix('torch.')} {out}x{into}": kernel
             for (dtype, (out, into)), kernel in self.kernels.items()
         }
