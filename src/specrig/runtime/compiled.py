@@ -199,9 +199,9 @@ def greedy_chain(logits: Tensor, bias: tuple[Tensor, Tensor], ids: Tensor | None
     """
     B, k, V = logits.shape
     logits = logits.contiguous()  # named, so that it lives as long as the call reads it
-    out, given = torch.empty((B, k), dtype=torch.int64), _bias(*bias, ids)
+    out, read = torch.empty((B, k), dtype=torch.int64), _bias(*bias, ids)
     bf16, threads = logits.dtype == torch.bfloat16, torch.get_num_threads()
-    library().greedy_chain(out.data_ptr(), logits.data_ptr(), addressof(given), B, k, V, bf16, threads)
+    library().greedy_chain(out.data_ptr(), logits.data_ptr(), addressof(read), B, k, V, bf16, threads)
     return out
 
 
@@ -228,9 +228,9 @@ def greedy_tree(
         (c_float * (B * n))(),
         (c_int64 * B)(),
     )
-    given = None if bias is None else _bias(*bias, ids)
+    read = None if bias is None else _bias(*bias, ids)
     library().greedy_tree(
-        *(places, parents, values, counts, logits.data_ptr(), None if given is None else addressof(given)),
+        *(places, parents, values, counts, logits.data_ptr(), None if read is None else addressof(read)),
         *(B, k, V, n, children, (c_float * n)(*least), trust),
         logits.dtype == torch.bfloat16,
         torch.get_num_threads(),

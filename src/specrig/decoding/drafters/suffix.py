@@ -39,11 +39,6 @@ UNSEEN = 0.5
 """Occurrences that are added to those of every match, for what was not seen behind it."""
 
 
-def trust(length: int) -> float:
-    """In a match of so many tokens."""
-    return length / (length + 1)
-
-
 class Found(NamedTuple):
     """A draft for a row: its tokens, each with its probability and its parent (-1: the last token of the text)."""
 
@@ -116,6 +111,18 @@ class SuffixTree:
             return list(node.children.items())
         # It occurred once: what followed stands in the text.
         return [(self.text[node.after], Node(node.after + 1))] if node.after < len(self.text) else []
+
+    @staticmethod
+    def distinct(matches: Sequence[Node], lengths: int) -> Iterable[tuple[int, Node]]:
+        """Of `matches` by length the longest ones that occurred more often than a longer one, each with its length."""
+        seen = 0
+        for length in range(len(matches), 0, -1):
+            node = matches[length - 1]
+            if node.count > seen:  # else these are the occurrences of the longer match again
+                seen, lengths = node.count, lengths - 1
+                yield length, node
+            if not lengths:
+                return
 
     def shares(self, trusted: float, node: Node) -> Iterable[tuple[int, float, Node]]:
         """The tokens that followed a match, each with its chance there and the longer match: `trusted` · n / (N + 1/2)

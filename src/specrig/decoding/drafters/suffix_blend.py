@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import Field
 
-from specrig.decoding.drafters.suffix import MOST, UNSEEN, Found, Node, Suffix, SuffixTree, trust
+from specrig.decoding.drafters.suffix import MOST, UNSEEN, Found, Node, Suffix, SuffixTree
 from specrig.decoding.types import MethodOptions, Resources
 from specrig.heads.likeliest import Child, likeliest
 
@@ -81,16 +81,14 @@ class SuffixBlend(Suffix):
 
     def start(self, tree: SuffixTree) -> TreePosition:
         """Where the end of the sequence stands in each source."""
-        own, seen = list[tuple[float, Node]](), 0
-        for length in range(len(tree.matches), 0, -1):
-            node = tree.matches[length - 1]
-            if node.count > seen:  # else these are the occurrences of the longer match again
-                own.append((trust(length), node))
-                seen = node.count
-            if len(own) == self.options.lengths:
-                break
+        own = [(trust(length), node) for length, node in tree.distinct(tree.matches, self.options.lengths)]
         span = self.store.longest_suffix(tree.text, self.options.longest, 1)
         return TreePosition(tuple(own), None if span is None else (trust(span.length), span))
+
+
+def trust(length: int) -> float:
+    """In a match of so many tokens."""
+    return length / (length + 1)
 
 
 def followers(

@@ -123,13 +123,7 @@ class SuffixPEagle(SuffixHybrid):
 def missed_by(text: SuffixTree, matches: Sequence[Node]) -> dict[int, float]:
     """Each token that followed matches (by length) of a text: the chance that it is wrong all the same."""
     missed: dict[int, float] = {}
-    lengths = seen = 0
-    for length in range(len(matches), 0, -1):
-        node = matches[length - 1]
-        if node.count > seen:  # else these are the occurrences of the longer match again
-            seen, lengths = node.count, lengths + 1
-            for token, chance, _ in text.shares(length**2 / (length**2 + DOUBT), node):
-                missed[token] = missed.get(token, 1.0) * (1 - chance)
-        if lengths == LENGTHS:
-            break
+    for length, node in text.distinct(matches, LENGTHS):
+        for token, chance, _ in text.shares(length**2 / (length**2 + DOUBT), node):
+            missed[token] = missed.get(token, 1.0) * (1 - chance)
     return missed
