@@ -297,6 +297,13 @@ def test_vllm_drafts_with_a_head_whose_bias_it_does_not_know(toy_pair: PairFiles
 
 @pytest.mark.vllm
 @needs_vllm
+def test_vllm_drafts_with_a_p_eagle_head_as_with_one_of_eagle3(toy_pair: PairFiles, tmp_path: Path) -> None:
+    both = with_bias(toy_pair, tmp_path)
+    assert_drafts_alike(replace(both, heads={"eagle3": both.heads["p_eagle"]}), "eagle3")
+
+
+@pytest.mark.vllm
+@needs_vllm
 def test_a_pard_draft_drafts_in_vllm_what_it_drafts_here(toy_pair: PairFiles, tmp_path: Path) -> None:
     """vLLM wants as many tokens as the target has, so the mask is one of them."""
     assert toy_pair.draft is not None

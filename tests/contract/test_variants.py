@@ -49,6 +49,11 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("p_eagle", {"nodes": 3, "top_k": 2}),
     ("p_eagle", {"nodes": 6, "top_k": 4}),
     ("p_eagle", {"nodes": "auto", "top_k": 3}),
+    ("p_eagle", {"passes": 2}),
+    ("p_eagle", {"passes": 3, "length": "auto"}),
+    ("p_eagle", {"passes": 2, "nodes": 6, "top_k": 3}),
+    ("p_eagle", {"passes": 2, "nodes": "auto", "top_k": 3}),
+    ("suffix_p_eagle", {"least": 0.5, "draft_k": 3, "draft_passes": 2}),
     ("dflash", {"nodes": 6, "top_k": 4}),
     ("dflash", {"nodes": "auto", "top_k": 3}),
     ("pard", {"length": "auto"}),
@@ -116,6 +121,9 @@ BIASED: list[tuple[str, dict[str, Any]]] = [
     ("p_eagle", {"length": "auto"}),
     ("p_eagle", {"nodes": 6, "top_k": 3}),
     ("p_eagle", {"nodes": "auto", "top_k": 3}),
+    ("p_eagle", {"passes": 2, "acceptance": "block"}),
+    ("p_eagle", {"passes": 2, "nodes": 6, "top_k": 3}),
+    ("p_eagle", {"passes": 2, "nodes": "auto", "top_k": 3}),
     ("suffix_p_eagle", {"draft_k": 2}),
     ("suffix_p_eagle", {"draft_k": 3, "draft_nodes": 4}),
     ("suffix_p_eagle", {"draft_k": 3, "draft_nodes": "auto"}),
@@ -145,14 +153,16 @@ def test_a_bias_of_the_token_before_keeps_the_output(biased: Lab, method: str, o
     assert test.p_value > 1e-4, test
 
 
+@pytest.mark.parametrize("passes", [1, 2])
 @pytest.mark.parametrize("nodes", [5, "auto"])
-def test_a_blended_tree_keeps_the_greedy_output(nodes: int | str) -> None:
+def test_a_blended_tree_keeps_the_greedy_output(nodes: int | str, passes: int) -> None:
     lab = Lab(vocab_size=32, noise=0.5)
     if not compiled.supports(lab.target.device, lab.target.dtype):
         pytest.skip("the head's trees are drafted in torch here")
     prompts = [PROMPT, [1, 2, 20, 1, 2], [7, 7, 7]]
     plain = generate(lab.target, lab.drafter("autoregressive"), prompts, k=0, max_new_tokens=30, temperature=0)
-    drafter: Any = lab.drafter("suffix_p_eagle", draft_k=2, draft_nodes=nodes, blend=True, least=9.0)
+    options = {"draft_k": 2, "draft_passes": passes, "draft_nodes": nodes, "blend": True, "least": 9.0}
+    drafter: Any = lab.drafter("suffix_p_eagle", **options)
     joined, copies, deepest = drafter.draft.blend, 0, 0
 
     def noted(row: int, tree: Tree, least: Sequence[float]) -> Tree:
@@ -190,7 +200,9 @@ def test_what_followed_a_drafted_token_is_blended_with_what_the_head_says() -> N
     assert drafter.blended(0, head, [log(0.2)] * 5)[0] == [7, 8], "the others are not worth it"
 
 
-@pytest.mark.parametrize(("method", "options"), [("medusa", {"tree": (2, 1)}), ("p_eagle", {})])
+@pytest.mark.parametrize(
+    ("method", "options"), [("medusa", {"tree": (2, 1)}), ("p_eagle", {}), ("p_eagle", {"passes": 2})]
+)
 def test_a_q_that_does_not_know_the_token_before_is_caught(biased: Lab, method: str, options: dict[str, Any]) -> None:
     """As if the bias were in the draws alone: the mean of the rows, which had different tokens before."""
     drafter: Any = biased.drafter(method, **options)
@@ -213,6 +225,8 @@ CUT: list[tuple[str, dict[str, Any]]] = [
     ("p_eagle", {}),
     ("p_eagle", {"acceptance": "block"}),
     ("p_eagle", {"nodes": 6, "top_k": 3}),
+    ("p_eagle", {"passes": 2}),
+    ("p_eagle", {"passes": 2, "nodes": 6, "top_k": 3}),
 ]
 
 

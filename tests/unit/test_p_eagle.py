@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import itertools
 import json
+from math import inf
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 from transformers import LlamaForCausalLM
 
+from specrig.decoding.drafters.p_eagle import Tree, merged
 from specrig.heads.base import TrainingError
+from specrig.heads.eagle3 import Eagle3
 from specrig.heads.eagle3 import module as eagle3
+from specrig.heads.eagle3.training import Eagle3Learner
 from specrig.heads.learner import Texts
 from specrig.heads.losses import ALPHA, d_pace
 from specrig.heads.p_eagle import PEagle
@@ -54,6 +61,58 @@ def test_the_first_token_is_eagle3s_and_the_others_do_not_depend_on_k(folder: Pa
     plain = eagle3.load(folder / "eagle3", target)
     plain.begin([row], plain.fuse(states))
     torch.testing.assert_close(drafts[0], plain.advance([row])[0], atol=1e-5, rtol=1e-5)
+
+
+def test_passes_of_one_token_are_eagle3s_and_alternatives_do_not_see_each_other(folder: Path) -> None:
+    target = cached_model(LlamaForCausalLM.from_pretrained(folder))
+    config = head_config(target.config, markov_rank=4)
+    save(folder / "head", config, random_tensors(config, 3, 0.3))
+    states = torch.randn(1, 5, 3 * D, generator=torch.Generator().manual_seed(1))
+    row, firsts = [5, 9, 2, 11, 7, 3], torch.tensor([[4, 8]])
+
+    def begun(load: Any) -> tuple[Any, Tensor, Tensor]:
+        target.start(1, 64)
+        head = load(folder / "head", target)  # EAGLE-3's too: it leaves out what masks need
+        head.begin([row], head.fuse(states))
+        return head, *head.advance([row])
+
+    head, _, feature = begun(load)
+    both = head.behind(firsts, feature.unsqueeze(1).expand(-1, 2, -1), 3)
+    for branch, first in enumerate(firsts[0]):
+        head, own, feature = begun(load)
+        alone = head.behind(first.view(1, 1), feature.unsqueeze(1), 3)
+        torch.testing.assert_close(both[:, branch], alone[:, 0], atol=1e-5, rtol=1e-5)
+        plain, expected, feature = begun(eagle3.load)
+        torch.testing.assert_close(own, expected, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(alone[:, 0, 0], plain.step(first.view(1), feature)[0], atol=1e-5, rtol=1e-5)
+
+
+def test_nodes_of_two_passes_are_one_tree_best_first() -> None:
+    first: Tree = [7, 5, 2], [-1, -1, -1], [-0.5, -1.0, -4.0]
+    below: list[Tree] = [([1, 3], [-1, 0], [-0.25, -1.0]), ([6], [-1], [0.0])]
+    tokens, parents, values = merged(first, below, [-inf] * 5)
+    # 5 and 6 are worth the same: the parent comes first.
+    assert (tokens, parents, values) == ([7, 1, 5, 6, 3], [-1, 0, -1, 2, 1], [-0.5, -0.75, -1.0, -1.0, -1.5])
+    assert merged(first, below, [-1.0] * 3)[0] == [7, 1, 5], "no more than there may be"
+    assert merged(first, below, [-1.0, -0.7, -0.7])[0] == [7], "the second is not worth it"
+
+
+def test_steps_on_its_own_output_are_learnt_as_eagle3s(folder: Path) -> None:
+    teacher = Teacher(LlamaForCausalLM.from_pretrained(folder), (0,), torch.device("cpu"))
+    tokens = torch.randint(V, (2, 17), generator=torch.Generator().manual_seed(2))
+    texts = Texts(tokens, torch.ones_like(tokens, dtype=torch.bool))
+
+    def loss(make: Any, settings: Any) -> Tensor:
+        learner = make(settings, teacher, teacher, None, 3)
+        states = teacher.states(tokens, learner.aux_layers)
+        found: Tensor = learner.loss(texts, states, states[..., -D:])
+        return found
+
+    added = loss(PEagleLearner, PEagle(k=3, rollout=2)) - loss(PEagleLearner, PEagle(k=3))
+    first, both = (loss(Eagle3Learner, Eagle3(rollout=steps, step_decay=0.5)) for steps in (1, 2))
+    torch.testing.assert_close(added, 3 * both - 2 * first)  # both = (2 first + second) / 3
+    with pytest.raises(ValidationError, match="rollout is for heads of one layer"):
+        PEagle(layers=2, rollout=2)
 
 
 def test_a_published_head_is_read_and_one_without_a_mask_token_refused(folder: Path) -> None:

@@ -10,7 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from specrig.corpus.trained_on import trained_on
+from specrig.engines.head_copies import understood
 from specrig.heads.base import TrainingError
+from specrig.heads.checkpoint import is_rounded, read, rounded
 from specrig.provenance.environment import TRAINED_FOR
 from specrig.sharing.weights import pack_weights
 from specrig.study.load import load_study
@@ -73,6 +75,11 @@ def test_a_card_says_what_the_weights_are(tmp_path: Path, monkeypatch: pytest.Mo
         assert fact in card, fact
     assert str(tmp_path / "results") not in card
     assert card.count("| medusa |") == 1 and "| 2.50 | 1.46 ‡ [1.30, 1.60] |" in card and "‡ disturbed:" in card
+    assert "0.0 MB in bfloat16" in card
+    small = pack_weights(study, "embedded", "medusa", tmp_path / "small", "Apache-2.0", eight_bits=True)
+    assert "in 8 bits" in (small / "README.md").read_text() and is_rounded(small) and not is_rounded(folder)
+    with pytest.raises(TrainingError, match="leave --eight-bits out"):
+        pack_weights(study, "embedded", "draft", tmp_path / "small", "Apache-2.0", eight_bits=True)
     for file in ("models/embedded/medusa/training.jsonl", "models/embedded/text.safetensors", "tables/cells.csv"):
         whole = (study.root / file).read_bytes()
         for content in (b"", b"[" * 100_000, b"\xff\xfe"):
@@ -80,3 +87,29 @@ def test_a_card_says_what_the_weights_are(tmp_path: Path, monkeypatch: pytest.Mo
             with pytest.raises(TrainingError, match=rf"{file}: damaged .*; run the study again, which makes it again"):
                 pack_weights(study, "embedded", "medusa", tmp_path / "again", "Apache-2.0")
         (study.root / file).write_bytes(whole)
+
+
+def test_matrices_of_8_bits_are_read_as_they_were_and_other_engines_get_them_whole(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(1)
+    tensors = {
+        "lm_head.weight": torch.randn(12, 8, generator=generator) * torch.logspace(-3, 3, 12).unsqueeze(1),
+        "mask_hidden": torch.tensor([[100.0, 0.01]]),
+        "norm.weight": torch.tensor([1.0, 0.5]),
+        "d2t": torch.arange(12),
+    }
+    save_file(rounded(tensors), tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text("{}")
+    assert load_file(tmp_path / "model.safetensors")["lm_head.weight"].dtype == torch.int8
+    found = read(tmp_path)
+    assert found.keys() == tensors.keys() and torch.equal(found["d2t"], tensors["d2t"])
+    step = tensors["lm_head.weight"].abs().amax(1, keepdim=True) / 127
+    assert ((found["lm_head.weight"] - tensors["lm_head.weight"]).abs() <= 0.501 * step).all()
+    # A row of its own would round what is small beside what is large.
+    torch.testing.assert_close(found["mask_hidden"].float(), tensors["mask_hidden"], rtol=0.01, atol=0)
+    copied = understood("vllm", "eagle3", tmp_path)
+    whole = load_file(copied / "model.safetensors")  # without what masks need, which EAGLE-3 has not
+    assert whole.keys() == tensors.keys() - {"mask_hidden"} and torch.equal(
+        whole["lm_head.weight"], found["lm_head.weight"]
+    )
+    save_file({"norm.weight": tensors["norm.weight"]}, tmp_path / "model.safetensors")
+    assert understood("vllm", "eagle3", tmp_path) == tmp_path, "nothing is copied that every engine knows"

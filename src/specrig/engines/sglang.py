@@ -12,12 +12,14 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from threading import Lock
 from typing import Any, ClassVar
 
 from specrig.cell import Cell
 from specrig.decoding.types import Counts
 from specrig.engines.base import EngineError, foreign, lacks
+from specrig.engines.head_copies import understood
 from specrig.engines.http import counters
 from specrig.engines.http.client import Client, Completion, HttpEngine
 from specrig.engines.http.launch import ServerProcess, free_port
@@ -104,7 +106,10 @@ class Sglang(HttpEngine):
             )
         own = {name: cell.options[name] for name in known.renamed if name in cell.options}
         width, nodes = own.get("top_k", 1), own.get("nodes", cell.k)
-        found += ["--speculative-draft-model-path", pair.sources[part]]
+        source = pair.sources[part]
+        if part in pair.heads and Path(source, "config.json").is_file():
+            source = str(understood("sglang", cell.method, Path(source)))
+        found += ["--speculative-draft-model-path", source]
         found += ["--speculative-draft-model-revision", pair.revisions[part]] if part in pair.revisions else []
         found += ["--speculative-num-steps", str(cell.k), "--speculative-eagle-topk", str(width)]
         return [*found, "--speculative-num-draft-tokens", str(nodes + 1)]

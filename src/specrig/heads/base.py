@@ -24,6 +24,8 @@ def kept_share(depth: int) -> float:
     return max(KEPT**depth, KEPT_LEAST)
 
 
+BIAS = "markov_rank", "markov.embedding.weight", "markov.lm_head.weight"
+"""What a checkpoint has of a bias of the token before: the key of config.json, and the tensors."""
 LONG = 200
 """Steps from which on a training is long."""
 
@@ -63,6 +65,8 @@ class Foreign:
     """Values that the native method's options must have for the engine to do the same."""
     renamed: Mapping[str, str] = field(default_factory=dict)
     """Options of the native method -> what the engine calls them."""
+    unknown: tuple[str, ...] = ()
+    """Keys of a head's config.json and tensors of its checkpoint that the engine does not know: it gets a copy without."""
     sampled: bool = False
     """Whether it draws draft tokens from a distribution above temperature 0."""
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedConfig
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 Shapes = dict[str, tuple[int, ...]]
 """Tensor name -> shape."""
+SCALE = "_scale"
+"""Behind the name of a matrix of 8 bits: its rows' scales."""
 FAULTS = 6
 """So many tensors that do not fit are named."""
 
@@ -37,14 +40,44 @@ def write(folder: Path, config: Any, tensors: dict[str, Tensor], shapes: Shapes)
 
 
 def read(folder: Path) -> dict[str, Tensor]:
-    """Tensors of model.safetensors, or of pytorch_model.bin as older heads were published. Raises OSError where there
-    is neither.
+    """Tensors of model.safetensors, those of 8 bits as they were (`rounded`), or of pytorch_model.bin as older heads were
+    published. Raises OSError where there is neither.
     """
     older = folder / "pytorch_model.bin"
     if older.is_file() and not (folder / "model.safetensors").is_file():
         tensors: dict[str, Tensor] = torch.load(older, map_location="cpu", weights_only=True)
         return tensors
-    return load_file(folder / "model.safetensors")
+    return restored(load_file(folder / "model.safetensors"))
+
+
+def rounded(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors to give away: matrices in 8 bits, each row with a scale of its own in `<name>_scale` `[rows, 1]`, other
+    numbers in bfloat16.
+    """
+    found: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if tensor.dim() == 2 and len(tensor) > 1 and tensor.is_floating_point():
+            scale = tensor.float().abs().amax(1, keepdim=True).clamp(min=1e-30) / 127
+            found[name], found[name + SCALE] = (tensor.float() / scale).round().to(torch.int8), scale
+        else:
+            found[name] = tensor.bfloat16() if tensor.is_floating_point() else tensor
+    return found
+
+
+def restored(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The inverse of `rounded`, in float32; other tensors as they are."""
+    scales = {name for name in tensors if name.endswith(SCALE) and name.removesuffix(SCALE) in tensors}
+    return {
+        name: tensor * tensors[name + SCALE] if name + SCALE in scales else tensor
+        for name, tensor in tensors.items()
+        if name not in scales
+    }
+
+
+def is_rounded(folder: Path) -> bool:
+    """Whether the folder's model.safetensors has matrices of 8 bits, which no other program knows."""
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        return any(name.endswith(SCALE) for name in file.keys())  # noqa: SIM118 - it is no mapping
 
 
 def drafted_tokens(config: Mapping[str, Any], tensors: dict[str, Tensor]) -> Tensor | None:

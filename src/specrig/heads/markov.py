@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 
+from specrig.heads.base import BIAS
 from specrig.heads.checkpoint import Shapes
 from specrig.runtime import compiled
 from specrig.runtime.linear import Linear
 
-_EMBEDDING, _LM_HEAD, RANK = "markov.embedding.weight", "markov.lm_head.weight", "markov_rank"
-TENSORS = _EMBEDDING, _LM_HEAD
+RANK, _EMBEDDING, _LM_HEAD = BIAS
 
 
 def shapes(config: Any) -> Shapes:

@@ -158,6 +158,8 @@ INLINE vec plus(vec acc, vec x, vec y) {
 #endif
 }
 
+#define EACH(i, count) _Pragma("GCC unroll 16") for (int i = 0; i < count; i++)
+
 /* RMSNorm (1910.07467) of the D numbers of x, of the weight's type where `typed`, else float32, that begin at `from`; these themselves
  * without a weight. */
 INLINE void rms_norm_of(void *to, int64_t at, const void *x, int64_t from, int typed, const void *weight, int64_t D, double eps, int bf16,
@@ -167,9 +169,12 @@ INLINE void rms_norm_of(void *to, int64_t at, const void *x, int64_t from, int t
         for (int64_t i = 0; i < D; i += W) store(to, at + i, load(x, from + i, type), as_bf16);
         return;
     }
-    vec squares = {0};
-    for (int64_t i = 0; i < D; i += W) squares += load(x, from + i, type) * load(x, from + i, type);
-    float scale = 1.0f / sqrtf(sum(squares) / D + (float)eps);
+    vec squares[4] = {{0}}; /* four sums, so that no addition waits for the one before */
+    int64_t done = 0;
+    for (; done + 4 * W <= D; done += 4 * W)
+        EACH(c, 4) squares[c] += load(x, from + done + c * W, type) * load(x, from + done + c * W, type);
+    for (; done < D; done += W) squares[0] += load(x, from + done, type) * load(x, from + done, type);
+    float scale = 1.0f / sqrtf(sum((squares[0] + squares[1]) + (squares[2] + squares[3])) / D + (float)eps);
     for (int64_t i = 0; i < D; i += W) store(to, at + i, load(x, from + i, type) * scale * load(weight, i, bf16), as_bf16);
 }
 
@@ -180,7 +185,6 @@ INLINE void rms_norm(void *to, int64_t at, const float *x, const void *weight, i
 /* R rows of x [R, in] against N blocks of weights, each of the R * N accumulators in a register: y[r][c] = sum over k of
  * x[r][k] w[c][k]. Meanwhile what lies `ahead` bytes behind these weights is fetched, at 1 / 2^slower of their pace: reading and
  * multiplying go side by side. */
-#define EACH(i, count) _Pragma("GCC unroll 16") for (int i = 0; i < count; i++)
 #define TILE(R, N) \
     INLINE void tile_##R##_##N(vec y[][4], const void *x, const char *const *w, int64_t in, int64_t ahead, int slower, int kind) { \
         vec acc[R][N]; \
@@ -469,7 +473,16 @@ INLINE void swiglu(void *y, const char *x, int64_t rows, const char *gate_up, in
 INLINE void rotate(float *to, float *x, const void *norm, const Pass *p, int64_t position, int bf16) {
     if (norm) rms_norm(x, 0, x, norm, p->d, p->eps, bf16, 0);
     const float *cos = p->cos + position * p->d, *sin = p->sin + position * p->d;
-    for (int64_t i = 0, h = p->d / 2; i < p->d; i++) to[i] = x[i] * cos[i] + x[i < h ? i + h : i - h] * sin[i];
+    const int64_t h = p->d / 2, whole = h / W * W; /* the halves of a narrow head fill no vector */
+    for (int64_t i = 0; i < whole; i += W) {
+        const vec low = load(x, i, 0), high = load(x, h + i, 0);
+        store(to, i, low * load(cos, i, 0) + high * load(sin, i, 0), 0);
+        store(to, h + i, high * load(cos, h + i, 0) + low * load(sin, h + i, 0), 0);
+    }
+    for (int64_t i = whole; i < h; i++) {
+        to[i] = x[i] * cos[i] + x[h + i] * sin[i];
+        to[h + i] = x[h + i] * cos[h + i] + x[i] * sin[h + i];
+    }
 }
 
 /* Queries of one key head, whatever their tokens, go over its keys and values together: QUERIES at most (MATRIX_QUERIES by matrix

@@ -198,9 +198,8 @@ class DecodePass:
         )
         if model.entry_norms is not None:
             self.args.embedding_norm, self.args.input_norm = map(_at, model.entry_norms)
-        if model.entry_fc is not None:
-            self.fc = self._laid_out(model.entry_fc)
-            self.args.fc, self.args.F = _at(self.fc), model.entry_fc.width
+        self.fc = None if model.entry_fc is None else self._laid_out(model.entry_fc)
+        self.args.F = 0 if model.entry_fc is None else model.entry_fc.width
         self._reset()
 
     def _laid_out(self, layer: Linear) -> Tensor:
@@ -260,6 +259,8 @@ class DecodePass:
         inputs, reads = (features, None) if model.entry_norms else model.entry(tokens, features) or (None, None)
         inputs, reads = (None if each is None else each.contiguous() for each in (inputs, reads))
         args.input, args.reads = _at(inputs), _at(reads)
+        # Features of the head's own are as wide as its layers; only the target's states need `fc`.
+        args.fc = None if inputs is None or inputs.shape[-1] == args.D else _at(self.fc)
         args.tokens, args.positions, args.slots = tokens.data_ptr(), positions.data_ptr(), slots.data_ptr()
         args.rows, args.hidden, args.logits = rows.data_ptr(), hidden.data_ptr(), logits.data_ptr()
         if (needed := self.library.scratch_floats(byref(args))) > len(self.scratch):

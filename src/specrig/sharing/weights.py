@@ -1,6 +1,6 @@
 """`specrig pack-weights`: a trained draft or head as a folder to give away, with a card that says what it is.
 
-The weights are stored in bfloat16, half of what a training writes. The card holds what the training's own files say:
+The weights are stored in bfloat16, half of what a training writes, or those of a head in 8 bits, a quarter. The card holds what the training's own files say:
 text, steps, hours, held-out acceptance; and where a study measured the model, its acceptance length and speedup. Beside
 it lies the list of requests that the model learnt from, so that nobody evaluates with them.
 """
@@ -26,6 +26,7 @@ from specrig.analysis.disturbance import disturbed
 from specrig.corpus.trained_on import trained_on, write_trained_on
 from specrig.decoding.drafters import registry
 from specrig.heads.base import TrainingError
+from specrig.heads.checkpoint import is_rounded, read, rounded
 from specrig.models.pair import first_line
 from specrig.provenance.environment import TRAINED_FOR, file_sha256, processor
 from specrig.provenance.trained_for import WEIGHTS, noted
@@ -38,11 +39,16 @@ from specrig.training.target_text import requests_of
 CARD = "README.md"
 
 
-def pack_weights(study: Study, pair: str, model: str, to: Path, licence: str) -> Path:
+def pack_weights(study: Study, pair: str, model: str, to: Path, licence: str, *, eight_bits: bool = False) -> Path:
     """Write the model that a study has trained for a pair to the folder `to`/`model`, and return it.
 
-    licence: an SPDX identifier, the target's. Raises TrainingError where the study has not trained it.
+    licence: an SPDX identifier, the target's. eight_bits: round a head's matrices (`heads.checkpoint.rounded`). Raises
+    TrainingError where the study has not trained it, and for a draft of 8 bits, which transformers could not load.
     """
+    if eight_bits and model == "draft":
+        raise TrainingError(
+            "a draft is stored as transformers loads it: leave --eight-bits out; heads alone may have it"
+        )
     models = study.root / "models" / pair
     source, folder = models / model, to / model
     lacking = [name for name in (*FILES, TRAINED_FOR) if not (source / name).is_file()]
@@ -54,8 +60,8 @@ def pack_weights(study: Study, pair: str, model: str, to: Path, licence: str) ->
     folder.mkdir(parents=True, exist_ok=True)
     with _reading(source / WEIGHTS):
         found = load_file(source / WEIGHTS)
-    tensors = {name: tensor.bfloat16() if tensor.is_floating_point() else tensor for name, tensor in found.items()}
-    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    whole = {name: tensor.bfloat16() if tensor.is_floating_point() else tensor for name, tensor in found.items()}
+    save_file(rounded(found) if eight_bits else whole, folder / WEIGHTS, metadata={"format": "pt"})
     for file in source.iterdir():
         if file.suffix == ".json":  # its config, its target, of a draft its tokenizer
             shutil.copyfile(file, folder / file.name)
@@ -82,7 +88,8 @@ def _card(study: Study, pair: str, model: str, folder: Path, licence: str) -> st
     title = "Draft model" if kind is None else f"{kind.title} head"
     target = study.rows.pairs[pair].target
     weights = folder / WEIGHTS
-    parameters = sum(tensor.numel() for tensor in load_file(weights).values() if tensor.is_floating_point())
+    parameters = sum(tensor.numel() for tensor in read(folder).values() if tensor.is_floating_point())
+    precision = "8 bits" if is_rounded(folder) else "bfloat16"
     with _reading(source / "training.jsonl"):
         lines = [json.loads(line) for line in (source / "training.jsonl").read_text(encoding="utf-8").splitlines()]
         seen, hours = max(line.get("tokens", 0) for line in lines), _hours(lines)
@@ -90,7 +97,7 @@ def _card(study: Study, pair: str, model: str, folder: Path, licence: str) -> st
     machine = processor()
     facts = {
         "Target": f"`{target}`, SHA-256 {about['identity']}",
-        "Size": f"{parameters / 1e6:.1f} million parameters, {weights.stat().st_size / 1e6:.1f} MB in bfloat16",
+        "Size": f"{parameters / 1e6:.1f} million parameters, {weights.stat().st_size / 1e6:.1f} MB in {precision}",
         "SHA-256": file_sha256(weights),
         "Learnt from": _text(study.root / "models" / pair / TEXT),
         "Training": f"{steps:,} steps, {seen:,} tokens seen, {hours:.1f} hours",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from specrig.decoding.drafters.p_eagle import PEagle
+from specrig.decoding.drafters.p_eagle import OnePassOptions, PEagle
 
 
 class DFlash(PEagle):
@@ -17,8 +17,14 @@ class DFlash(PEagle):
 
     name = "dflash"
     summary = "a few layers on the target's states fill a block of k masks in one pass (DFlash, 2602.06036)"
-    family = "one pass"
     needs = ("dflash",)
+
+    class Options(OnePassOptions):
+        __doc__ = OnePassOptions.__doc__
+
+    def head_passes(self, k: int) -> int:
+        """See `PEagle`."""
+        return 1
 
     def load(self) -> Any:
         """The trained head."""

@@ -54,23 +54,30 @@ class Eagle(Drafter):
 
     def propose(self, context: Context, k: int) -> Draft:
         """Sample k tokens a row, each on the feature predicted for the one before."""
+        return self.one_by_one(context, k)[0]
+
+    def one_by_one(self, context: Context, k: int) -> tuple[Draft, Tensor, Tensor]:
+        """A draft of k tokens a row, a pass of the head each; the logits `[B, k, Vd]` that they were drawn from, and the
+        feature `[B, D]` that goes with the last token.
+        """
         import torch
 
-        sampler = context.sampler
         logits, feature = self.head.advance(context.tokens, context.done)
         tokens: list[Tensor] = []
         probs: list[Tensor] = []
+        each = [logits]
         for step in range(k):
-            index, q = sampler.next(logits, [depth > step for depth in context.depths])
-            token = self.head.target_ids(index)
-            tokens.append(token)
+            index, q = context.sampler.next(each[step], [depth > step for depth in context.depths])
+            tokens.append(self.head.target_ids(index))
             if q is not None:
                 probs.append(q)
             if step + 1 < k:
-                logits, feature = self.head.step(token, feature)
-        return Draft(
+                logits, feature = self.head.step(tokens[step], feature)
+                each.append(logits)
+        draft = Draft(
             torch.stack(tokens, 1), probs=torch.stack(probs, 1) if probs else None, vocabulary=self.head.vocabulary
         )
+        return draft, torch.stack(each, 1), feature
 
     def observe(self, verdict: Verdict) -> None:
         """Keep the true features of what was accepted."""

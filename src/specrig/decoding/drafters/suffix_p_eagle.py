@@ -51,12 +51,13 @@ class SuffixPEagle(SuffixHybrid):
     drafter = PEagle
 
     class Options(SuffixHybrid.Options):
-        """Those of `suffix_hybrid`; draft_k: tokens of the head; length: of both, as theirs; draft_nodes: of the head's
+        """Those of `suffix_hybrid`; draft_k: tokens of the head; draft_passes: its passes; length: of both, as theirs; draft_nodes: of the head's
         tree of draft_k levels, 0: a chain, auto: as many as pay here; blend: join such trees with what the text says
         (at temperature 0, on a processor).
         """
 
         draft_k: int = Field(3, ge=1, le=16)
+        draft_passes: int = Field(1, ge=1, le=16)
         draft_nodes: Annotated[int, Field(ge=0, le=128)] | Literal["auto"] = 0
         blend: bool = False
 
@@ -78,7 +79,7 @@ class SuffixPEagle(SuffixHybrid):
     def drafter_options(self) -> MethodOptions:
         """The head verifies as much of its chain as pays where the suffix tree does."""
         own = {"nodes": self.options.draft_nodes} if self.options.draft_nodes else {"length": self.options.length}
-        return PEagle.Options.model_validate(own)
+        return PEagle.Options.model_validate(own | {"passes": self.options.draft_passes})
 
     def propose(self, context: Context, k: int) -> Draft:
         """See `SuffixHybrid`; blended trees are as deep as suffix decoding's drafts."""

@@ -5,16 +5,14 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from specrig.cell import Cell
 from specrig.decoding.types import Round
 from specrig.engines.base import EngineError, foreign
+from specrig.engines.head_copies import understood
 from specrig.heads import registry as heads
 from specrig.models.gate import json_object
 from specrig.models.pair import PairFiles
@@ -43,27 +41,8 @@ def _model(cell: Cell, pair: PairFiles, part: str) -> dict[str, Any]:
         config = json_object(folder / "config.json")
         if why := heads()[part].unloadable("vllm", config):
             raise EngineError(f"pair {pair.name}: {why}")
-        if config.get("markov_rank"):
-            return {"model": _without_bias(folder).name}
-    return {"model": str(pair.heads[part]), **revision}
-
-
-@cache
-def _without_bias(folder: Path) -> TemporaryDirectory[str]:
-    """A copy of a head, as long as this process lasts: vLLM knows no bias of the token before, and loads no tensor that
-    it does not know.
-    """
-    from safetensors.torch import save_file
-
-    from specrig.heads import markov
-    from specrig.heads.checkpoint import read
-
-    made = TemporaryDirectory(prefix="specrig-head-")
-    config = {key: value for key, value in json_object(folder / "config.json").items() if key != markov.RANK}
-    Path(made.name, "config.json").write_text(json.dumps(config, indent=1))
-    kept = {name: tensor for name, tensor in read(folder).items() if name not in markov.TENSORS}
-    save_file(kept, Path(made.name, "model.safetensors"), metadata={"format": "pt"})
-    return made
+        folder = understood("vllm", cell.method, folder)
+    return {"model": str(folder), **revision}
 
 
 def speculation_of(cell: Cell, pair: PairFiles, draft_sampling: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from specrig.heads.base import Foreign, Sizes
+from specrig.heads.base import BIAS, Foreign, Sizes
 from specrig.heads.eagle import UnrolledHead
 from specrig.runtime.types import DecodingError
 
@@ -24,6 +24,10 @@ def choose_aux_layers(layers: int) -> tuple[int, int, int]:
     return layers // 6, layers // 2, layers - max(1, layers // 6)
 
 
+MASKS = "ptd_token_id", "mask_hidden", *BIAS
+"""What a P-EAGLE head, which may serve as one of EAGLE-3, has besides."""
+
+
 class Eagle3(UnrolledHead):
     """What EAGLE-3 changes: no feature loss, no noise; its steps weigh unequally, its vocabulary may be smaller."""
 
@@ -32,8 +36,8 @@ class Eagle3(UnrolledHead):
     about: ClassVar[str] = "How the head of `eagle3` is trained."
     aux_hidden_states: ClassVar[int] = 3
     foreign: ClassVar[Mapping[str, Foreign]] = {
-        "vllm": Foreign("eagle3", options={"nodes": 0}, sampled=True),
-        "sglang": Foreign("EAGLE3"),
+        "vllm": Foreign("eagle3", options={"nodes": 0}, unknown=MASKS, sampled=True),
+        "sglang": Foreign("EAGLE3", unknown=MASKS),
         "llamacpp": Foreign("draft-eagle3", options={"nodes": 0}, sampled=True),
     }
 

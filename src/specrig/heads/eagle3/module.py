@@ -32,7 +32,7 @@ from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 from specrig.heads.checkpoint import Shapes, check_vocabulary
 from specrig.heads.eagle import module as eagle
 from specrig.heads.eagle.module import EagleHead
-from specrig.heads.eagle3 import choose_aux_layers
+from specrig.heads.eagle3 import MASKS, choose_aux_layers
 from specrig.heads.layer import layer_of, layer_shapes
 from specrig.runtime.linear import Linear
 from specrig.runtime.model import CachedModel
@@ -49,6 +49,8 @@ class Eagle3Head(EagleHead):
     """The head with its cache, its LM head, and the target's embedding. Rows share one set of aux layers."""
 
     title: ClassVar[str] = "EAGLE-3 head"
+    ignored: ClassVar[tuple[str, ...]] = (*EagleHead.ignored, *MASKS)
+    """Also what a P-EAGLE head (`heads.p_eagle`) has besides."""
 
     def _check(self, tensors: dict[str, Tensor], target: CachedModel) -> None:
         self._check_vocabulary(target)

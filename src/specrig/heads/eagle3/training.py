@@ -9,6 +9,7 @@ Shapes: B sequences, T entries (tokens less one), D hidden, V vocabulary, Vd the
 
 from __future__ import annotations
 
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -75,6 +76,24 @@ class AuxStatesLearner(LayerLearner):
         offsets = {} if self.vocabulary is None else {"d2t": self.vocabulary - torch.arange(len(self.vocabulary))}
         return {"fc.weight": self.stored_fc()} | self.layer.tensors("midlayer") | own | offsets
 
+    def unrolled(self, batch: Texts, states: Tensor, steps: int, decay: float, first: int = 0) -> Tensor:
+        """The weighted mean over the steps from `first` on of the distance of the distributions
+        (`losses.distribution_loss`), each step `decay` times the one before. With a reduced vocabulary the target's
+        distribution is renormalised over the tokens that the head knows.
+        """
+        model, trained = self.model, trained_entries(batch)
+        with torch.no_grad(), autocast(model.where):
+            likely = self.output(states[:, 1:, -model.hidden :][trained])
+            embedded = F.embedding(batch.tokens[:, 1:], model.embedding)
+        total, weight, weights = torch.zeros((), device=model.where), 1.0, 0.0
+        with autocast(model.where):
+            for predicted in islice(self(embedded, states[:, :-1], steps), first, None):
+                loss = distribution_loss(self.logits(predicted[trained]), likely, self.settings.loss)
+                total = total + weight * loss
+                weights += weight
+                weight *= decay
+        return total / weights
+
 
 class Eagle3Learner(AuxStatesLearner):
     """EAGLE-3's head."""
@@ -82,21 +101,8 @@ class Eagle3Learner(AuxStatesLearner):
     settings: Eagle3
 
     def loss(self, batch: Texts, states: Tensor, teacher_states: Tensor) -> Tensor:
-        """The weighted mean over the steps of the distance of the distributions (`losses.distribution_loss`), each step
-        step_decay times the one before. With a reduced vocabulary the target's distribution is renormalised over the
-        tokens that the head knows.
-        """
-        model, settings, trained = self.model, self.settings, trained_entries(batch)
-        with torch.no_grad(), autocast(model.where):
-            likely = self.output(states[:, 1:, -model.hidden :][trained])
-            embedded = F.embedding(batch.tokens[:, 1:], model.embedding)
-        total, weight, weights = torch.zeros((), device=model.where), 1.0, 0.0
-        with autocast(model.where):
-            for predicted in self(embedded, states[:, :-1], settings.rollout):
-                total = total + weight * distribution_loss(self.logits(predicted[trained]), likely, settings.loss)
-                weights += weight
-                weight *= settings.step_decay
-        return total / weights
+        """See `unrolled`, over all steps."""
+        return self.unrolled(batch, states, self.settings.rollout, self.settings.step_decay)
 
     def save(self, folder: Path) -> None:
         """See `Learner`."""

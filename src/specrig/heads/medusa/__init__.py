@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from specrig.heads.base import Foreign, NeuralHead, Sizes
+from specrig.heads.base import BIAS, Foreign, NeuralHead, Sizes
 from specrig.settings import Settings
 
 _OWN = 16_384
@@ -61,7 +61,7 @@ class Medusa(DepthHeads):
     about: ClassVar[str] = "How the Medusa heads are trained."
     for_drafts: ClassVar[bool] = True
     foreign: ClassVar[Mapping[str, Foreign]] = {
-        "vllm": Foreign("medusa", options={"tree": [1], "acceptance": "exact"}),
+        "vllm": Foreign("medusa", options={"tree": [1], "acceptance": "exact"}, unknown=BIAS),
     }
 
     own_lm_heads: bool | None = None

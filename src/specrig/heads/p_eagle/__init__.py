@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from specrig.heads.base import Foreign, Sizes, kept_share
+from specrig.heads.base import BIAS, Foreign, Sizes, kept_share
 from specrig.heads.eagle import LayerHead
 from specrig.heads.eagle3 import choose_aux_layers
 
@@ -23,7 +23,8 @@ class PEagle(LayerHead):
         "vllm": Foreign(
             "eagle3",
             keys={"parallel_drafting": True},
-            options={"acceptance": "exact", "length": "fixed", "nodes": 0},
+            options={"acceptance": "exact", "length": "fixed", "nodes": 0, "passes": 1},
+            unknown=BIAS,
             sampled=True,
         ),
     }
@@ -46,10 +47,20 @@ class PEagle(LayerHead):
     """
     step_decay: float = Field(default=0.8, gt=0, le=1)
     """With `decay`, each further depth weighs that much of the one before."""
+    rollout: int = Field(default=1, ge=1, le=8)
+    """Steps on its own output that it learns besides, as EAGLE-3's head does, the first one counted: with more than 1 it
+    also drafts token by token (`eagle3`) and token by token first (`p_eagle` with `passes`). For heads of one layer.
+    """
     markov_rank: int = Field(default=0, ge=0)
     """Rank of a bias by which a mask knows the token that is drafted before its own (DSpark's idea, 2607.05147); 0: there
     is none. A head that goes on from an `initial_checkpoint` without a bias gets one.
     """
+
+    @model_validator(mode="after")
+    def _one_layer_unrolls(self) -> Self:
+        if self.rollout > 1 and self.layers > 1:
+            raise ValueError("rollout is for heads of one layer: leave layers or rollout out")
+        return self
 
     def aux_layers(self, layers: int) -> tuple[int, ...]:
         """See `choose_aux_layers`."""
@@ -69,4 +80,6 @@ class PEagle(LayerHead):
 
     def active_parameters(self, sizes: Sizes) -> float:
         """All its weights, for a position and for each mask that follows it; of the bias a row is looked up."""
-        return self.copies * (self.weights(sizes) - self.markov_rank * sizes.vocabulary)
+        of_masks = self.copies * (self.weights(sizes) - self.markov_rank * sizes.vocabulary)
+        layer, output = self.layer_weights(sizes, enters=3, reads=2), self.drafted(sizes) * sizes.hidden
+        return of_masks + (self.rollout * layer + (self.rollout - 1) * output if self.rollout > 1 else 0.0)

@@ -9,6 +9,9 @@ the pass; entries and rounds are EAGLE-3's (`heads.eagle3`).
 
 With a bias of the token before (`heads.markov`) a mask also knows the token that is drafted before its own.
 
+A head that learnt to read its own output (`training.p_eagle.rollout`) can draft its first tokens one by one, as EAGLE-3
+does, and only the others on masks (`behind`). Such a checkpoint is one of EAGLE-3 too, with tensors that it ignores.
+
 Checkpoint (what vLLM loads as `eagle3` with `parallel_drafting`): EAGLE-3's, with `ptd_token_id`, the mask token, in
 config.json, and `mask_hidden` `[1, 3D]`; the bias, where there is one, which vLLM does not know.
 """
@@ -20,9 +23,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F  # noqa: N812 - its usual name
 
 from specrig.heads import markov
 from specrig.heads.checkpoint import Shapes, untrained
+from specrig.heads.eagle.module import EagleHead
 from specrig.heads.eagle3 import module as eagle3
 from specrig.heads.eagle3.module import Eagle3Head
 from specrig.heads.layer import mask_token
@@ -39,6 +44,7 @@ class PEagleHead(Eagle3Head):
     """The head with its cache. B rows, D hidden width, Vd the head's vocabulary."""
 
     title: ClassVar[str] = "P-EAGLE head"
+    ignored: ClassVar[tuple[str, ...]] = EagleHead.ignored
 
     def _check(self, tensors: dict[str, Tensor], target: CachedModel) -> None:
         if "mask_hidden" in tensors:  # some have [3D] or [1, 1, 3D]
@@ -64,6 +70,7 @@ class PEagleHead(Eagle3Head):
         """Build the layers from the checkpoint's tensors."""
         super().take_weights(weights)
         self.entry_fc, self.mask_hidden = self.fc, weights["mask_hidden"]
+        self.mask_feature: Tensor = self.fc(self.mask_hidden)
         self.markov = MarkovBias.of(weights, self.order)
 
     def fuse(self, aux_hidden_states: Tensor) -> Tensor:
@@ -72,9 +79,9 @@ class PEagleHead(Eagle3Head):
 
     @torch.inference_mode()
     def entry(self, tokens: Tensor, features: Tensor | None) -> tuple[Tensor, Tensor]:
-        """See `LlamaModel.entry`. features: `[B, n, 3D]`, see `fuse`."""
+        """See `LlamaModel.entry`. features: `[B, n, 3D]`, see `fuse`, or `[B, n, D]`, the head's own."""
         assert features is not None
-        return super().entry(tokens, self.fc(features))
+        return super().entry(tokens, features if features.shape[-1] == self.hidden_size else self.fc(features))
 
     def draft(self, rows: Sequence[Sequence[int]], done: Sequence[bool], k: int) -> Tensor:
         """Run the entries of the tokens that were accepted and k - 1 masks; returns the logits `[B, k, Vd]` of k
@@ -95,6 +102,17 @@ class PEagleHead(Eagle3Head):
         self.keep([range(count) for count in counts])
         self._base = list(self.lengths)
         return logits
+
+    def behind(self, tokens: Tensor, features: Tensor, masks: int) -> Tensor:
+        """Run drafted tokens `[B, w]`, each an alternative to the others, with the predicted `features` `[B, w, D]` before
+        them, and so many masks behind each; returns logits `[B, w, 1 + masks, Vd]` of the tokens that follow.
+        """
+        B, w = tokens.shape
+        own = F.pad(tokens.unsqueeze(-1), (0, masks), value=self.mask_id).flatten(1)
+        read = torch.cat((features.unsqueeze(2), self.mask_feature.expand(B, w, masks, -1)), 2).flatten(1, 2)
+        chain = [-1 if not at else branch * (1 + masks) + at - 1 for branch in range(w) for at in range(1 + masks)]
+        logits, _ = self.forward(own, parents=None if w == 1 else [chain] * B, features=read)
+        return logits.unflatten(1, (w, 1 + masks))
 
 
 def head_config(target: Any, draft_vocabulary: int | None = None, layers: int = 1, markov_rank: int = 0) -> Any:

@@ -99,7 +99,10 @@ class PEagleLearner(AuxStatesLearner):
             right = torch.zeros(kept.shape, device=model.where)
             right[kept] = probabilities(logits, draft_ids(batch.tokens[row, entry + depth + 2], self.vocabulary))
             weights = d_pace(right, kept / share.view(-1, 1, 1))[kept]
-        return distribution_loss(logits, likely, settings.loss, weights)
+        loss = distribution_loss(logits, likely, settings.loss, weights)
+        if settings.rollout > 1:  # its step 0 is depth 0 above
+            loss = loss + self.unrolled(batch, states, settings.rollout, settings.step_decay, first=1)
+        return loss
 
     @torch.no_grad()
     def measured(self, heldout: Texts, states: States) -> tuple[Tensor, Tensor]:

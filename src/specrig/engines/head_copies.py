@@ -1,0 +1,35 @@
+"""Copies of heads for engines that do not know all of a checkpoint: parts of ours, and matrices of 8 bits."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from specrig.engines.base import foreign
+from specrig.models.gate import json_object
+
+
+def understood(engine: str, method: str, folder: Path) -> Path:
+    """A head's folder as the engine loads it for a method: itself, or a copy that lasts as long as this process."""
+    from specrig.heads.checkpoint import is_rounded
+
+    unknown = foreign(engine)[method].unknown
+    rounded = (folder / "model.safetensors").is_file() and is_rounded(folder)
+    known = json_object(folder / "config.json").keys().isdisjoint(unknown)
+    return folder if known and not rounded else Path(_without(folder, unknown).name)
+
+
+@cache
+def _without(folder: Path, unknown: tuple[str, ...]) -> TemporaryDirectory[str]:
+    from safetensors.torch import save_file
+
+    from specrig.heads.checkpoint import read
+
+    made = TemporaryDirectory(prefix="specrig-head-")
+    config = {key: value for key, value in json_object(folder / "config.json").items() if key not in unknown}
+    Path(made.name, "config.json").write_text(json.dumps(config, indent=1))
+    kept = {name: tensor for name, tensor in read(folder).items() if name not in unknown}
+    save_file(kept, Path(made.name, "model.safetensors"), metadata={"format": "pt"})
+    return made
