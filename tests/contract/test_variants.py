@@ -200,9 +200,7 @@ def test_what_followed_a_drafted_token_is_blended_with_what_the_head_says() -> N
     assert drafter.blended(0, head, [log(0.2)] * 5)[0] == [7, 8], "the others are not worth it"
 
 
-@pytest.mark.parametrize(
-    ("method", "options"), [("medusa", {"tree": (2, 1)}), ("p_eagle", {}), ("p_eagle", {"passes": 2})]
-)
+@pytest.mark.parametrize(("method", "options"), [("medusa", {"tree": (2, 1)}), ("p_eagle", {})])
 def test_a_q_that_does_not_know_the_token_before_is_caught(biased: Lab, method: str, options: dict[str, Any]) -> None:
     """As if the bias were in the draws alone: the mean of the rows, which had different tokens before."""
     drafter: Any = biased.drafter(method, **options)

@@ -56,9 +56,9 @@ class Eagle(Drafter):
         """Sample k tokens a row, each on the feature predicted for the one before."""
         return self.one_by_one(context, k)[0]
 
-    def one_by_one(self, context: Context, k: int) -> tuple[Draft, Tensor, Tensor]:
-        """A draft of k tokens a row, a pass of the head each; the logits `[B, k, Vd]` that they were drawn from, and the
-        feature `[B, D]` that goes with the last token.
+    def one_by_one(self, context: Context, k: int) -> tuple[Draft, list[Tensor], Tensor]:
+        """A draft of k tokens a row, a pass of the head each; the logits `[B, Vd]` that each was drawn from, and the feature
+        `[B, D]` that goes with the last one.
         """
         import torch
 
@@ -77,7 +77,7 @@ class Eagle(Drafter):
         draft = Draft(
             torch.stack(tokens, 1), probs=torch.stack(probs, 1) if probs else None, vocabulary=self.head.vocabulary
         )
-        return draft, torch.stack(each, 1), feature
+        return draft, each, feature
 
     def observe(self, verdict: Verdict) -> None:
         """Keep the true features of what was accepted."""

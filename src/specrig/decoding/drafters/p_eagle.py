@@ -120,7 +120,7 @@ class PEagle(Eagle3):
         rest, logits = self._named(logits, Context(context.tokens, context.done, context.sampler, depths))
         probs = None if begun.probs is None or rest.probs is None else torch.cat((begun.probs, rest.probs), 1)
         draft = Draft(torch.cat((begun.tokens, rest.tokens), 1), probs=probs, vocabulary=self.head.vocabulary)
-        return draft, torch.cat((first, logits), 1)
+        return draft, torch.cat((torch.stack(first, 1), logits), 1)
 
     def _named(self, logits: Tensor, context: Context) -> tuple[Draft, Tensor]:
         """The draft of logits `[B, k, Vd]`, each token for itself, or with a bias each behind the one before. Also the

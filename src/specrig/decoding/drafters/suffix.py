@@ -16,7 +16,7 @@ only its own tree.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
@@ -105,10 +105,10 @@ class SuffixTree:
                 child.after = end
             self.matches = longer
 
-    def followers(self, node: Node) -> list[tuple[int, Node]]:
+    def followers(self, node: Node) -> Collection[tuple[int, Node]]:
         """The tokens that followed a substring, each with the substring that it makes longer."""
         if node.children is not None:
-            return list(node.children.items())
+            return node.children.items()
         # It occurred once: what followed stands in the text.
         return [(self.text[node.after], Node(node.after + 1))] if node.after < len(self.text) else []
 
@@ -124,13 +124,17 @@ class SuffixTree:
             if not lengths:
                 return
 
-    def shares(self, trusted: float, node: Node) -> Iterable[tuple[int, float, Node]]:
+    def shares(self, trusted: float, node: Node, least: float = 0.0) -> list[tuple[int, float, Node]]:
         """The tokens that followed a match, each with its chance there and the longer match: `trusted` · n / (N + 1/2)
-        for a token that followed n of N times.
+        for a token that followed n of N times. Those with a lower chance than `least` are left out.
         """
-        found = self.followers(node)
-        part = trusted / (sum(child.count for _, child in found) + UNSEEN)
-        return ((token, part * child.count, child) for token, child in found)
+        # The text may end with the match: nothing followed that occurrence yet.
+        part = trusted / (node.count - (node.after == len(self.text)) + UNSEEN)
+        if part * node.count < least:
+            return []
+        return [
+            (token, part * child.count, child) for token, child in self.followers(node) if part * child.count >= least
+        ]
 
     def behind(self, matches: Sequence[Node], token: int) -> list[Node]:
         """The `matches` of the text that goes on with a token, from those of the text."""
@@ -138,9 +142,9 @@ class SuffixTree:
         for node in (self.root, *matches[: self.depth - 2]):
             if node.children is not None:
                 child = node.children.get(token)
-            else:
-                found = self.followers(node)
-                child = found[0][1] if found and found[0][0] == token else None
+            else:  # it occurred once
+                followed = node.after < len(self.text) and self.text[node.after] == token
+                child = Node(node.after + 1) if followed else None
             if child is None:
                 break  # where a substring did not occur, no longer one did
             longer.append(child)

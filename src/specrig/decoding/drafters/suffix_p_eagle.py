@@ -89,14 +89,14 @@ class SuffixPEagle(SuffixHybrid):
     def blended(self, row: int, tree: Tree, least: Sequence[float]) -> Tree:
         """The head's tree of a row joined with what its text says; see `p_eagle.Blend`."""
         tokens, parents, values = tree
-        text, below = self.trees[row], dict[int, list[int]]()
+        text, below, lowest = self.trees[row], dict[int, list[int]](), exp(least[0])
         for node, parent in enumerate(parents):
             below.setdefault(parent, []).append(node)
 
         def children(at: At) -> Iterable[Child[At]]:
             node, matches, token = at
             matches = matches if token is None else text.behind(matches, token)
-            missed = missed_by(text, matches)
+            missed = missed_by(text, matches, lowest)
             own: dict[int, int] = {}
             for child in below.get(node, []) if node is not None else []:
                 own[tokens[child]] = child
@@ -106,7 +106,7 @@ class SuffixPEagle(SuffixHybrid):
                 yield 1 - chance, name, name, (own.get(name), matches, name)
 
         root: At = (-1, text.matches, None)
-        found = likeliest(root, children, len(least), self.depths[row], exp(least[0]))
+        found = likeliest(root, children, len(least), self.depths[row], lowest)
         logs = [log(chance) for chance in found[0]]
         count = next((at for at, value in enumerate(logs) if value < least[at]), len(logs))
         return found[1][:count], found[2][:count], logs[:count]
@@ -121,10 +121,12 @@ class SuffixPEagle(SuffixHybrid):
         self.draft.observe(verdict)
 
 
-def missed_by(text: SuffixTree, matches: Sequence[Node]) -> dict[int, float]:
-    """Each token that followed matches (by length) of a text: the chance that it is wrong all the same."""
+def missed_by(text: SuffixTree, matches: Sequence[Node], least: float) -> dict[int, float]:
+    """Each token that followed matches (by length) of a text: the chance that it is wrong all the same. Tokens with a lower
+    chance than `least` behind a match are left out: no node has less.
+    """
     missed: dict[int, float] = {}
     for length, node in text.distinct(matches, LENGTHS):
-        for token, chance, _ in text.shares(length**2 / (length**2 + DOUBT), node):
+        for token, chance, _ in text.shares(length**2 / (length**2 + DOUBT), node, least):
             missed[token] = missed.get(token, 1.0) * (1 - chance)
     return missed
