@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from specrig.corpus.trained_on import trained_on
 from specrig.engines.head_copies import understood
 from specrig.heads.base import TrainingError
-from specrig.heads.checkpoint import is_rounded, read, rounded
+from specrig.heads.checkpoint import is_rounded, packed, read
 from specrig.provenance.environment import TRAINED_FOR
 from specrig.sharing.weights import pack_weights
 from specrig.study.load import load_study
@@ -97,7 +97,7 @@ def test_matrices_of_8_bits_are_read_as_they_were_and_other_engines_get_them_who
         "norm.weight": torch.tensor([1.0, 0.5]),
         "d2t": torch.arange(12),
     }
-    save_file(rounded(tensors), tmp_path / "model.safetensors")
+    save_file(packed(tensors, eight_bits=True), tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text("{}")
     assert load_file(tmp_path / "model.safetensors")["lm_head.weight"].dtype == torch.int8
     found = read(tmp_path)

@@ -40,7 +40,7 @@ def write(folder: Path, config: Any, tensors: dict[str, Tensor], shapes: Shapes)
 
 
 def read(folder: Path) -> dict[str, Tensor]:
-    """Tensors of model.safetensors, those of 8 bits as they were (`rounded`), or of pytorch_model.bin as older heads were
+    """Tensors of model.safetensors, those of 8 bits `restored`, or of pytorch_model.bin as older heads were
     published. Raises OSError where there is neither.
     """
     older = folder / "pytorch_model.bin"
@@ -50,13 +50,13 @@ def read(folder: Path) -> dict[str, Tensor]:
     return restored(load_file(folder / "model.safetensors"))
 
 
-def rounded(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors to give away: matrices in 8 bits, each row with a scale of its own in `<name>_scale` `[rows, 1]`, other
-    numbers in bfloat16.
+def packed(tensors: Mapping[str, Tensor], *, eight_bits: bool) -> dict[str, Tensor]:
+    """The tensors to give away: numbers in bfloat16, or with `eight_bits` matrices in 8 bits, each row with a scale of its
+    own in `<name>_scale` `[rows, 1]`.
     """
     found: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
-        if tensor.dim() == 2 and len(tensor) > 1 and tensor.is_floating_point():
+        if eight_bits and tensor.dim() == 2 and len(tensor) > 1 and tensor.is_floating_point():
             scale = tensor.float().abs().amax(1, keepdim=True).clamp(min=1e-30) / 127
             found[name], found[name + SCALE] = (tensor.float() / scale).round().to(torch.int8), scale
         else:
@@ -65,7 +65,7 @@ def rounded(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def restored(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The inverse of `rounded`, in float32; other tensors as they are."""
+    """Matrices that `packed` rounded to 8 bits in float32; other tensors as they are."""
     scales = {name for name in tensors if name.endswith(SCALE) and name.removesuffix(SCALE) in tensors}
     return {
         name: tensor * tensors[name + SCALE] if name + SCALE in scales else tensor

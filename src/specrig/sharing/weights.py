@@ -1,8 +1,9 @@
 """`specrig pack-weights`: a trained draft or head as a folder to give away, with a card that says what it is.
 
-The weights are stored in bfloat16, half of what a training writes, or those of a head in 8 bits, a quarter. The card holds what the training's own files say:
-text, steps, hours, held-out acceptance; and where a study measured the model, its acceptance length and speedup. Beside
-it lies the list of requests that the model learnt from, so that nobody evaluates with them.
+The weights are stored in bfloat16, half of what a training writes, or those of a head in 8 bits, a quarter. The card
+holds what the training's own files say: text, steps, hours, held-out acceptance; and where a study measured the model,
+its acceptance length and speedup. Beside it lies the list of requests that the model learnt from, so that nobody
+evaluates with them.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from specrig.analysis.disturbance import disturbed
 from specrig.corpus.trained_on import trained_on, write_trained_on
 from specrig.decoding.drafters import registry
 from specrig.heads.base import TrainingError
-from specrig.heads.checkpoint import is_rounded, read, rounded
+from specrig.heads.checkpoint import is_rounded, packed, read
 from specrig.models.pair import first_line
 from specrig.provenance.environment import TRAINED_FOR, file_sha256, processor
 from specrig.provenance.trained_for import WEIGHTS, noted
@@ -42,7 +43,7 @@ CARD = "README.md"
 def pack_weights(study: Study, pair: str, model: str, to: Path, licence: str, *, eight_bits: bool = False) -> Path:
     """Write the model that a study has trained for a pair to the folder `to`/`model`, and return it.
 
-    licence: an SPDX identifier, the target's. eight_bits: round a head's matrices (`heads.checkpoint.rounded`). Raises
+    licence: an SPDX identifier, the target's. eight_bits: round a head's matrices (`heads.checkpoint.packed`). Raises
     TrainingError where the study has not trained it, and for a draft of 8 bits, which transformers could not load.
     """
     if eight_bits and model == "draft":
@@ -60,8 +61,7 @@ def pack_weights(study: Study, pair: str, model: str, to: Path, licence: str, *,
     folder.mkdir(parents=True, exist_ok=True)
     with _reading(source / WEIGHTS):
         found = load_file(source / WEIGHTS)
-    whole = {name: tensor.bfloat16() if tensor.is_floating_point() else tensor for name, tensor in found.items()}
-    save_file(rounded(found) if eight_bits else whole, folder / WEIGHTS, metadata={"format": "pt"})
+    save_file(packed(found, eight_bits=eight_bits), folder / WEIGHTS, metadata={"format": "pt"})
     for file in source.iterdir():
         if file.suffix == ".json":  # its config, its target, of a draft its tokenizer
             shutil.copyfile(file, folder / file.name)

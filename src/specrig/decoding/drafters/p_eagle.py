@@ -70,11 +70,7 @@ class PEagle(Eagle3):
     """What makes a row's greedy tree another one; None: nothing does."""
 
     class Options(OnePassOptions):
-        """passes: of the head; each but the last drafts one token. length: of the chain that is verified. fixed: k;
-        auto: as far as a pass of that width pays here, k at most (`decoding.draft_size`). nodes: 0 drafts a chain, else
-        the size of a tree of k levels; auto: as many as pay here. top_k: most children of a node. acceptance and length
-        are those of a chain.
-        """
+        __doc__ = f"passes: of the head; each but the last drafts one token. {OnePassOptions.__doc__}"
 
         passes: int = Field(1, ge=1, le=16)
 
