@@ -36,7 +36,8 @@ typedef uint8_t bytes __attribute__((vector_size(W), aligned(1)));
 #define INLINE static inline __attribute__((always_inline))
 
 /* How a product's numbers lie. WHOLE: float32. WIDENED: bfloat16 weights, float32 inputs. PAIRED: both bfloat16, multiplied by the
- * processor's own instructions for pairs of them. EIGHT: weights of 8 bits, inputs bfloat16, which the product rounds to 8 bits. */
+ * processor's own instructions for pairs of them. EIGHT: weights of 8 bits, inputs as bfloat16 weights have them, which the product
+ * rounds to 8 bits. */
 enum { WHOLE, WIDENED, PAIRED, EIGHT };
 #ifdef __AVX512BF16__
 enum { OF_BF16 = PAIRED };
@@ -44,10 +45,21 @@ enum { OF_BF16 = PAIRED };
 enum { OF_BF16 = WIDENED };
 #endif
 
+/* Four products of 8 bits are added by one instruction, which wants the inputs moved up to 0 to 255, or by three for whole numbers with
+ * their signs: weights lose theirs to the inputs, and no sum of two products is above 2 * 127 * 127, so 16 bits hold it. */
 #if defined __AVX512VNNI__ && defined __AVX512BF16__
-enum { OF_EIGHT = EIGHT };
+enum { OF_EIGHT = EIGHT, MOVED_UP = 128 };
+#define PLUS_FOURS(acc, four, weights) (lanes)_mm512_dpbusd_epi32((__m512i)(acc), _mm512_set1_epi32(four), (__m512i)(weights))
+#define TO_WHOLE(x) (lanes)_mm512_cvtps_epi32((__m512)(x))
+#elif defined __AVX2__ && !defined __AVX512F__
+enum { OF_EIGHT = EIGHT, MOVED_UP = 0 };
+#define PLUS_FOURS(acc, four, weights) \
+    (acc) + (lanes)_mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_abs_epi8((__m256i)(weights)), \
+                                                          _mm256_sign_epi8(_mm256_set1_epi32(four), (__m256i)(weights))), \
+                                     _mm256_set1_epi16(1))
+#define TO_WHOLE(x) (lanes)_mm256_cvtps_epi32((__m256)(x))
 #else
-enum { OF_EIGHT = OF_BF16 }; /* no code for it: nothing asks for it */
+enum { OF_EIGHT = OF_BF16, MOVED_UP = 0 }; /* no code for it: nothing asks for it */
 #endif
 int64_t has_eight_bits(void) { return OF_EIGHT == EIGHT; }
 
@@ -228,7 +240,7 @@ INLINE void rms_norm(void *to, int64_t at, const float *x, const void *weight, i
 #endif
 TILES(TILE)
 
-/* The same of 8 bits. A row of x has its `in` numbers, moved up by 128, and then its scale; a block's step has four inputs. */
+/* The same of 8 bits. A row of x has its `in` numbers, moved up by MOVED_UP, and then its scale; a block's step has four inputs. */
 enum { BEHIND_ROW = 64 }; /* bytes */
 #define TILE_EIGHT(R, N) \
     INLINE void eight_##R##_##N(vec y[][4], const char *x, const char *const *w, int64_t in, int64_t ahead, int slower) { \
@@ -245,29 +257,26 @@ enum { BEHIND_ROW = 64 }; /* bytes */
         } \
         EACH(r, R) EACH(c, N) { \
             const char *behind = w[c] + in * W; \
-            const lanes moved = acc[r][c] - *(const lanes *)(behind + 4 * W); \
+            const lanes moved = MOVED_UP ? acc[r][c] - *(const lanes *)(behind + 4 * W) : acc[r][c]; \
             const float scale = *(const float *)(x + r * (in + BEHIND_ROW) + in); \
             y[r][c] = __builtin_convertvector(moved, vec) * (*(const vec *)behind * scale); \
         } \
     }
-#if defined __AVX512VNNI__ && defined __AVX512BF16__
-#define PLUS_FOURS(acc, four, weights) (lanes)_mm512_dpbusd_epi32((__m512i)(acc), _mm512_set1_epi32(four), (__m512i)(weights))
+#ifdef PLUS_FOURS
 TILES(TILE_EIGHT)
 
-/* Rows of x [rows, in] in bfloat16, each with 8 bits and a scale of its own: the highest number becomes 127. */
+/* Rows of x [rows, in], each with 8 bits and a scale of its own: the highest number becomes 127. */
 static void round_rows(char *to, const char *x, int64_t rows, int64_t in) {
     for (int64_t r = 0; r < rows; r++, to += in + BEHIND_ROW) {
         vec highest = {0};
         for (int64_t i = 0; i < in; i += W) {
-            const vec y = load(x, r * in + i, 1), size = (vec)((bits)y & 0x7fffffff);
+            const vec y = load(x, r * in + i, OF_BF16 == PAIRED), size = (vec)((bits)y & 0x7fffffff);
             highest = choose(size > highest, size, highest);
         }
         float most = 1e-30f;
         EACH(i, W) most = highest[i] > most ? highest[i] : most;
-        for (int64_t i = 0; i < in; i += W) {
-            const __m512i whole = _mm512_cvtps_epi32((__m512)(load(x, r * in + i, 1) * (127.0f / most)));
-            _mm_storeu_si128((__m128i *)(to + i), _mm512_cvtepi32_epi8(_mm512_add_epi32(whole, _mm512_set1_epi32(128))));
-        }
+        for (int64_t i = 0; i < in; i += W)
+            *(bytes *)(to + i) = __builtin_convertvector(TO_WHOLE(load(x, r * in + i, OF_BF16 == PAIRED) * (127.0f / most)) + MOVED_UP, bytes);
         *(float *)(to + in) = most / 127.0f;
     }
 }
@@ -398,7 +407,8 @@ INLINE void tile(vec y[][4], const void *x, int64_t rows, const char *const *w, 
 #undef CASE
 }
 
-INLINE int64_t bytes_of(int kind) { return kind >= PAIRED ? 2 : 4; } /* of an input */
+INLINE int halved(int kind) { return kind == PAIRED || (kind == EIGHT && OF_BF16 == PAIRED); } /* whether inputs are bfloat16 */
+INLINE int64_t bytes_of(int kind) { return halved(kind) ? 2 : 4; } /* of an input */
 
 /* Bytes of a row of inputs as tiles read it, and of a block of weights. */
 INLINE int64_t row_bytes(int64_t in, int kind) { return kind == EIGHT ? in + BEHIND_ROW : in * bytes_of(kind); }
@@ -462,7 +472,7 @@ INLINE void swiglu(void *y, const char *x, int64_t rows, const char *gate_up, in
             for (int64_t r = 0; r < many; r++)
                 for (int c = 0; c < N && j + c / 2 < to; c += 2) {
                     vec gate = found[r][c], up = found[r][c + 1];
-                    store(y, (first + r) * I + (j + c / 2) * W, gate / (1.0f + exponential(-gate)) * up, kind >= PAIRED);
+                    store(y, (first + r) * I + (j + c / 2) * W, gate / (1.0f + exponential(-gate)) * up, halved(kind));
                 }
         }
     }
