@@ -122,6 +122,8 @@ class CachedModel(ABC):
 
     def _causal(self, start: int, end: int) -> Tensor:
         """What each of the tokens `[start, end)` of a chain sees of the slots before `end`: bool `[end - start, end]`."""
+        if on_host(self.device):
+            return torch.from_numpy(np.tri(end - start, end, start, dtype=bool))
         return torch.ones((end - start, end), dtype=torch.bool, device=self.device).tril(start)
 
     @property
