@@ -11,7 +11,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "decode": (
         'specrig decode "def area(width, height):" --compare',
-        'specrig decode --method eagle2 --k 5 --option nodes=12 --temperature 1 "Once upon a time"',
+        'specrig decode --method p_eagle --k 4 --option nodes=12 --temperature 1 "Once upon a time"',
         "specrig decode --target models/my-llama --method ngram < notes.txt",
         'specrig decode --target TARGET --draft DRAFT --chat "Which months have 30 days?"',
     ),
@@ -46,7 +46,9 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "specrig tune --from-records reports/published/amd-epyc-quick",
     ),
     "remeasure": ("specrig remeasure", "specrig remeasure configs/standard.yaml --json"),
-    "traffic": ("specrig traffic --study configs/load.yaml --engine llamacpp --pair smollm2_135m --method ngram",),
+    "traffic": (
+        "specrig traffic --study configs/load.yaml --engine llamacpp --pair smollm2_135m_shipped_fp32 --method ngram",
+    ),
     "audit": ("specrig audit", "specrig audit --study results/quick/study.json"),
     "audit-exact": ("specrig audit-exact --study configs/embedded.yaml --engine native --method draft_model",),
     "tables": ("specrig tables", "specrig tables --study results/quick/study.json"),
