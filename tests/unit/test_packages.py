@@ -34,6 +34,7 @@ def test_conversations_of_a_package_become_turns(workplace: Path) -> None:
     own = study("talk")
     assert own.tasks == ["talk@turn1", "talk@turn2", "talk@turn3"]
     fetch_prompts(own, "talk", own.root)
+    assert (own.root / "data/talk.jsonl").is_file()  # where the workflow's rule expects them
     prompts = own.prompts_of("talk@turn2", own.root)
     assert len(prompts) == 4 and all(len(prompt.turns) == 3 and all(prompt.turns) for prompt in prompts)
     assert len({prompt.id for prompt in prompts}) == 4

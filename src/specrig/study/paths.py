@@ -66,5 +66,6 @@ class Paths:
     def prompt_file(self, task: str, root: Path) -> Path:
         """The file with a task's prompts."""
         row = self._config.rows.tasks[task]
-        folder = {"corpus": "prompts", "url": "data", "hub": "data"}.get(row.kind)
-        return root / folder / f"{row.task}.jsonl" if folder else Path(row.source).expanduser()
+        if row.kind == "file":
+            return Path(row.source).expanduser()
+        return root / ("data" if row.fetched else "prompts") / f"{row.task}.jsonl"
