@@ -207,6 +207,8 @@ PAIRS = "pair\ttarget\tdraft\tdtype\n"
         (PAIRS + "embedded\tconfigs\t\t\n", ["configs holds no config.json"]),
         (PAIRS + "embedded\ttrained\t\t\n", ["has no draft, which draft_model needs", "fill the draft column"]),
         (PAIRS + "embedded\ttrained\ttrained\t\tmore\t\n", ["pairs.tsv:2", "the header has 4"]),
+        ("pair\ttarget\ttarget\nembedded\ta\ttrained\n", ["pairs.tsv:1: target: the column is there twice"]),
+        (PAIRS + f"embedded\t{'x' * 140_000}\t\t\n", ["pairs.tsv:2: not a table (field larger than"]),
     ],
 )
 def test_bad_pairs_are_named_by_row(workplace: Path, table: str, expected: list[str]) -> None:
@@ -214,6 +216,14 @@ def test_bad_pairs_are_named_by_row(workplace: Path, table: str, expected: list[
     message = problem_of()
     for text in expected:
         assert text in message
+
+
+def test_a_quotation_mark_that_is_not_closed_swallows_no_rows(workplace: Path) -> None:
+    table = Path("configs/pairs.csv")
+    table.write_text('pair,target,notes\nembedded,trained,"two\nlines"\nother,trained,"open\nlast,trained,\n')
+    assert "pairs.csv:4: not a table (unexpected end of data)" in problem_of(tables={"pairs": str(table)})
+    table.write_text('pair,target,notes\nembedded,trained,"two\nlines"\nother,trained,,,\n')
+    assert "pairs.csv:4: 5 fields" in problem_of(tables={"pairs": str(table)})
 
 
 def test_a_row_says_how_an_engine_serves_its_pair(workplace: Path) -> None:
