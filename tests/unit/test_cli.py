@@ -66,6 +66,29 @@ def test_training_what_the_study_does_not_train(workplace: Path, capsys: pytest.
 
 
 @pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["measure", "--engine", "nativ", "--pair", "embedded"], "it has: native embedded"),
+        (["measure", "--engine", "native", "--pair", "other"], "it has: native embedded"),
+        (["audit-exact", "--engine", "native", "--method", "eagle"], "it has: native draft_model, native ngram"),
+        (["write-text", "--pair", "other"], "it trains for: embedded"),
+    ],
+)
+def test_what_the_study_does_not_have_is_named(
+    arguments: list[str], expected: str, workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([*arguments, "--study", "configs/test.yaml"]) == 2
+    assert expected in " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert not Path("results").exists()
+
+
+@pytest.mark.parametrize("arguments", [["--device", "gpu"], ["--dtype", "fp16"]])
+def test_serving_names_devices_and_precisions(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["serve", "target", "owner/name", *arguments]) == 2
+    assert "is not one of" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("model", "missing", "fix"),
     [("target", "corpus/train.jsonl", "specrig corpus"), ("draft", "embedded/target", "specrig train --model target")],
 )
