@@ -24,6 +24,7 @@ def test_plan_says_how_many_prompts_tell_5_percent_apart(workplace: Path, capsys
     cells.parent.mkdir(parents=True)
     cells.write_text(
         "method,batch_size,prompts_needed\nautoregressive,1,\nngram,1,12.0\ndraft_model,2,35.0\nngram,1,31.0\n"
+        "naive_batching,8,99.0\n"
     )
     assert cli.main(["plan", "configs/test.yaml"]) == 0
     output = " ".join(capsys.readouterr().out.split())
