@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from specrig.analysis.roofline import BYTES
 from specrig.engines import registry as engines
 from specrig.measurement.blocks import WARMUP_TOKENS, with_baselines
 from specrig.measurement.traffic.records import FOLDER
 from specrig.models import facts
-from specrig.models.facts import BYTES, Shape
+from specrig.models.facts import Shape
 from specrig.models.gguf import config as gguf_config
 from specrig.models.gguf import is_gguf
 from specrig.study.load import read_config, validated
@@ -57,6 +58,7 @@ class PairSize:
 
     pair: str
     dtype: str
+    target_precision: str
     target: Shape | None
     draft: Shape | None
     batch: int
@@ -66,7 +68,8 @@ class PairSize:
     @property
     def weight_bytes(self) -> int:
         """Bytes of the weights of target and draft; a model of unknown shape counts for nothing."""
-        return sum(shape.weight_bytes(self.dtype) for shape in (self.target, self.draft) if shape)
+        target = self.target.parameters * BYTES[self.target_precision] if self.target else 0.0
+        return round(target) + (self.draft.weight_bytes(self.dtype) if self.draft else 0)
 
     @property
     def memory_bytes(self) -> float | None:
@@ -138,9 +141,7 @@ def load_seconds(
 ) -> dict[tuple[str, str, str], float]:
     """Key of the grid's `points` -> `traffic_seconds` of its job; arguments as in `hours`."""
     known = {size.pair: size for size in sizes if size.target is not None}
-    return {
-        job: traffic_seconds(study, job, known[job[1]], bandwidth) for job in study.grid.points if job[1] in known
-    }
+    return {job: traffic_seconds(study, job, known[job[1]], bandwidth) for job in study.grid.points if job[1] in known}
 
 
 def process_seconds(
@@ -184,7 +185,7 @@ def _pass_s(size: PairSize, study: Study, bandwidth: float | None) -> float:
     """Seconds of one pass of the target over one token."""
     assert size.target is not None
     device = "cuda" if study.uses_gpu() else "cpu"
-    read_s = size.target.active_parameters * BYTES[size.dtype] / ((bandwidth or BANDWIDTH[device]) * REACHED)
+    read_s = size.target.active_parameters * BYTES[size.target_precision] / ((bandwidth or BANDWIDTH[device]) * REACHED)
     return max(read_s, size.target.layers * LAYER_S[device])
 
 
@@ -313,7 +314,7 @@ def _pair_size(study: Study, pair: str, batch: int, tokens: int) -> PairSize:
     draft = shape_at_hand(row.draft)
     if row.trained_in("draft") is not None and target is not None:
         draft = embedded_shape(study.training.draft, int(target.config["vocab_size"]))
-    return PairSize(pair, row.dtype, target, draft, batch, tokens)
+    return PairSize(pair, row.dtype, row.target_precision, target, draft, batch, tokens)
 
 
 def shape_at_hand(model: str | None) -> Shape | None:

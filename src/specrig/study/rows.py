@@ -110,6 +110,11 @@ class Pair(Settings):
             raise ValueError("what is trained has weights: leave weights empty")
         return alpha
 
+    @property
+    def target_precision(self) -> str:
+        """In what the target's weights are read: the format of its quantization, else `dtype`."""
+        return self.quantization or self.dtype
+
     def trained_in(self, part: str) -> str | None:
         """The pair whose training makes `part` (target, draft or a head's name); None: it comes from elsewhere."""
         if part == "target":
@@ -254,7 +259,9 @@ def dialect(file: Path) -> dict[str, Any]:
     """Keyword arguments of `csv.reader` and `csv.writer`: tabs without quoting; for a .csv file the defaults, in which a
     quotation mark must be closed.
     """
-    return {"strict": True} if file.suffix == ".csv" else {"delimiter": "\t", "quoting": csv.QUOTE_NONE, "quotechar": None}
+    return (
+        {"strict": True} if file.suffix == ".csv" else {"delimiter": "\t", "quoting": csv.QUOTE_NONE, "quotechar": None}
+    )
 
 
 def read_rows(file: Path, kind: type[Row], problems: Problems) -> dict[str, Row]:
@@ -299,7 +306,9 @@ def read_rows(file: Path, kind: type[Row], problems: Problems) -> dict[str, Row]
             problems.row(file, 1, column, "the column is there twice", "remove one")
     if absent:
         return {}
-    if not any(cells and any(cell.strip() for cell in cells) and not cells[0].startswith("#") for _, cells in lines[1:]):
+    if not any(
+        cells and any(cell.strip() for cell in cells) and not cells[0].startswith("#") for _, cells in lines[1:]
+    ):
         problems.row(file, None, "", "the table has no rows", f"add one per line, with the columns {', '.join(header)}")
     rows: dict[str, Row] = {}
     first: dict[str, int] = {}
