@@ -130,7 +130,12 @@ def test_a_mistake_in_the_study_is_named_with_its_line(workplace: Path, capsys: 
     assert cli.main(["decode", "text", "--study", str(path)]) == 2
     assert "configs/test.yaml:1: promts: unknown key 'promts'" in capsys.readouterr().err
     path.write_text(path.read_text().partition("\n")[2])
-    assert cli.main(["decode", "text", "--study", str(path), "--method", "ngram", "--option", "n=2", "--option", "min_n=3"]) == 2
+    assert (
+        cli.main(
+            ["decode", "text", "--study", str(path), "--method", "ngram", "--option", "n=2", "--option", "min_n=3"]
+        )
+        == 2
+    )
     assert "  --option: you gave" in capsys.readouterr().err
 
 

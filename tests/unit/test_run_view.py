@@ -173,6 +173,9 @@ def test_off_a_terminal_the_first_line_is_the_plans_estimate(
     [
         (True, [], True),
         (True, ["--config", "prompts=4"], True),
+        (True, ["--cores=4"], True),
+        (True, ["-j4"], True),
+        (True, ["-Fn"], False),
         (True, ["-n"], False),
         (False, [], False),
     ],

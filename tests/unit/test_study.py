@@ -274,7 +274,9 @@ def test_prompts_that_shipped_weights_learnt_from_are_left_out(workplace: Path) 
     assert [prompt.id for prompt in study.prompts_of("mine", study.root)] == ["2", "3"]
     assert normalized("Name a river.") in study.evaluated(study.root), "trainings here leave it out all the same"
     pairs.write_text("pair\ttarget\tdraft\nembedded\ttrained\ttrained\nother\ttrained\tdraft\n")
-    study = load_study(written(tasks=["mine"], prompts=2, methods=["ngram", {"method": "draft_model", "pairs": "other"}]))
+    study = load_study(
+        written(tasks=["mine"], prompts=2, methods=["ngram", {"method": "draft_model", "pairs": "other"}])
+    )
     assert [prompt.id for prompt in study.prompts_of("mine", study.root)] == ["2", "3"], "an entry names the pair"
 
 

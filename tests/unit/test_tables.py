@@ -120,7 +120,9 @@ def test_a_batch_without_drafts_is_never_bold(tmp_path: Path) -> None:
         bold = {row[0].text: any(entry.bold for entry in row) for row in formatted.rows}
         assert bold == {"naive_batching": False, "draft_model": True}
         assert any("one after another" in note for note in formatted.notes)
-    needed = results.cells.assign(prompts_needed=[9.0 if each == "draft_model" else 99.0 for each in results.cells["method"]])
+    needed = results.cells.assign(
+        prompts_needed=[9.0 if each == "draft_model" else 99.0 for each in results.cells["method"]]
+    )
     assert "needs 72 prompts and the worst 72" in power_sentence(needed), "of the cells that draft"
 
 
