@@ -24,6 +24,7 @@ def test_plan_says_how_many_prompts_tell_5_percent_apart(workplace: Path, capsys
     cells.parent.mkdir(parents=True)
     cells.write_text(
         "method,batch_size,prompts_needed\nautoregressive,1,\nngram,1,12.0\ndraft_model,2,35.0\nngram,1,31.0\n"
+        "naive_batching,8,99.0\n"
     )
     assert cli.main(["plan", "configs/test.yaml"]) == 0
     output = " ".join(capsys.readouterr().out.split())
@@ -63,6 +64,29 @@ def test_an_unknown_verb_exits_2(capsys: pytest.CaptureFixture[str]) -> None:
 def test_training_what_the_study_does_not_train(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["train", "--study", "configs/test.yaml", "--pair", "other", "--model", "draft"]) == 2
     assert "it trains: embedded target, embedded draft" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["measure", "--engine", "nativ", "--pair", "embedded"], "it has: native embedded"),
+        (["measure", "--engine", "native", "--pair", "other"], "it has: native embedded"),
+        (["audit-exact", "--engine", "native", "--method", "eagle"], "it has: native draft_model, native ngram"),
+        (["write-text", "--pair", "other"], "it trains for: embedded"),
+    ],
+)
+def test_what_the_study_does_not_have_is_named(
+    arguments: list[str], expected: str, workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([*arguments, "--study", "configs/test.yaml"]) == 2
+    assert expected in " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert not Path("results").exists()
+
+
+@pytest.mark.parametrize("arguments", [["--device", "gpu"], ["--dtype", "fp16"]])
+def test_serving_names_devices_and_precisions(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["serve", "target", "owner/name", *arguments]) == 2
+    assert "is not one of" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -116,6 +116,29 @@ def test_mistakes_are_told_before_a_model_is_loaded(
     assert expected in " ".join(capsys.readouterr().err.replace("│", " ").split())
 
 
+def test_a_pair_of_an_entry_is_made_by_its_study(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own = ["--study", "configs/embedded.yaml", "--pair", "embedded_medusa2"]
+    for method, fix in (("medusa", "`specrig run configs/embedded.yaml` makes it"), ("hydra", "does not make it")):
+        assert cli.main(["decode", "text", *own, "--method", method]) == 2
+        problems = capsys.readouterr().err.split("--pair: ")
+        assert fix in next(each for each in problems if f"the {method} of" in each)
+
+
+def test_a_mistake_in_the_study_is_named_with_its_line(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = Path("configs/test.yaml")
+    path.write_text("promts: 3\n" + path.read_text())
+    assert cli.main(["decode", "text", "--study", str(path)]) == 2
+    assert "configs/test.yaml:1: promts: unknown key 'promts'" in capsys.readouterr().err
+    path.write_text(path.read_text().partition("\n")[2])
+    assert (
+        cli.main(
+            ["decode", "text", "--study", str(path), "--method", "ngram", "--option", "n=2", "--option", "min_n=3"]
+        )
+        == 2
+    )
+    assert "  --option: you gave" in capsys.readouterr().err
+
+
 def test_a_missing_folder_is_a_mistake_of_the_command_line(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("models").mkdir()
     assert cli.main(["decode", "text", "--target", "models/nope"]) == 2

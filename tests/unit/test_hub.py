@@ -289,6 +289,18 @@ def test_pins_are_written_and_nothing_else(hub: HubServer, specrig: Command) -> 
     assert "Not pinned" not in specrig("plan", config).stdout
 
 
+def test_pins_keep_a_byte_order_mark_and_ask_for_what_entries_need(hub: HubServer, specrig: Command) -> None:
+    commit = hub.add("tiny/target", {"config.json": b"{}"})
+    Path("configs/[mine]").mkdir()
+    pairs = Path("configs/[mine]/pairs.tsv")
+    pairs.write_bytes(b"\xef\xbb\xbfpair\ttarget\tdraft\nstories\ttiny/target\ttiny/draft\n")
+    entries = [{"method": "adaptive_k", "drafter": "ngram"}]
+    result = specrig("pin", study(tables={"reported": None, "pairs": str(pairs)}, methods=entries))
+    assert result.returncode == 0 and "[mine]/pairs.tsv" in result.stdout, result.stderr
+    expected = f"pair\ttarget\tdraft\ttarget_revision\nstories\ttiny/target\ttiny/draft\t{commit}\n"
+    assert pairs.read_bytes() == b"\xef\xbb\xbf" + expected.encode()
+
+
 def test_what_the_hub_refuses_stops_no_other_pin(hub: HubServer, specrig: Command) -> None:
     commit = hub.add("tiny/target", {"config.json": b"{}"})
     pairs = Path("configs/pairs.csv")

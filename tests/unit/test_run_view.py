@@ -7,12 +7,22 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 from rich.console import Console
 
 from specrig import cli
 from specrig.cli import run
 from specrig.cli.run_view import RunState, expected_seconds, show_run
-from specrig.planning.estimate import hours, needs, pair_sizes, run_estimate
+from specrig.planning.estimate import (
+    arithmetic,
+    hours,
+    load_seconds,
+    needs,
+    pair_sizes,
+    run_estimate,
+    time_text,
+    training_cost,
+)
 from specrig.study.load import load_study
 
 HEAD = """\
@@ -112,6 +122,22 @@ def test_measuring_and_training_weigh_as_planned(repository: Path) -> None:
     assert embedded["train"] > quick["train"]
 
 
+def test_load_is_time_of_its_own_jobs(workplace: Path) -> None:
+    config = yaml.safe_load(Path("configs/test.yaml").read_text())
+    config |= {"engines": ["llamacpp"], "pairs": ["smollm2_135m_shipped"], "tasks": ["code_chat"], "methods": ["ngram"]}
+    plain = load_study(config)
+    loaded = load_study({**config, "traffic": {"concurrency": [1], "requests": 300}})
+    [(job, seconds)] = load_seconds(loaded, pair_sizes(loaded)).items()
+    found = expected_seconds(loaded)
+    assert found["measure"] == pytest.approx(expected_seconds(plain)["measure"]) and found["traffic"] == seconds
+    index = loaded.root.joinpath("traffic", *job, "index.json")
+    cells = len(loaded.grid.cells)
+    assert str(run_estimate(loaded, cells)).startswith(f"Study test: at most {time_text(seconds)} of measuring")
+    index.parent.mkdir(parents=True)
+    index.touch()
+    assert run_estimate(loaded, cells) is None
+
+
 def test_off_a_terminal_the_first_line_is_the_plans_estimate(
     monkeypatch: pytest.MonkeyPatch, workplace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -131,6 +157,13 @@ def test_off_a_terminal_the_first_line_is_the_plans_estimate(
     assert "count jobs, not time.\n" in said[0]
     assert cli.main(["run", "configs/test.yaml", "-n"]) == 0 and said[1] == "", "Snakemake is asked for its own output"
     assert run_estimate(study, len(study.grid.cells)) is None, "nothing is left to measure"
+    for pair, model in study.grid.trained[1:]:
+        made = study.root / "models" / pair / model
+        made.mkdir(parents=True)
+        (made / "config.json").touch()
+    assert 0 < training_cost(study, missing=True).flop < training_cost(study).flop
+    left = time_text(training_cost(study, missing=True).flop / arithmetic(study)[0])
+    assert f"after {left} of training what is not trained yet" in str(run_estimate(study, 0))
     half = re.search(r"at most (\d+) seconds", str(run_estimate(study, len(study.grid.cells) // 2)))
     assert half and int(half[1]) == pytest.approx(1800 * hours(study, pair_sizes(study))[0], abs=1)
 
@@ -140,6 +173,9 @@ def test_off_a_terminal_the_first_line_is_the_plans_estimate(
     [
         (True, [], True),
         (True, ["--config", "prompts=4"], True),
+        (True, ["--cores=4"], True),
+        (True, ["-j4"], True),
+        (True, ["-Fn"], False),
         (True, ["-n"], False),
         (False, [], False),
     ],

@@ -426,6 +426,20 @@ def test_cells_without_a_server_are_refused_and_the_others_planned(study: Any) -
     ]
 
 
+def test_a_pair_of_an_entry_has_servers_too(study: Any) -> None:
+    file = study(
+        servers=[
+            {"pair": "q", "method": "autoregressive", "url": "http://a"},
+            {"pair": "q", "method": "ngram", "k": 4, "url": "http://b"},
+        ],
+        engines=["server"],
+        methods=[{"method": "ngram", "k": 4, "pairs": "q"}],
+    )
+    table = Path("configs/pairs.tsv")
+    table.write_text(table.read_text() + f"q\t{STORIES}\n")
+    assert [each.name for each in load_study(file).grid.cells] == ["server/q/ngram/t-k4-t0-b1"]
+
+
 def test_sglang_missing_is_said_when_planning_unless_a_server_runs(study: Any) -> None:
     methods = [{"method": "ngram", "k": 4}, {"method": "lookahead", "k": 4}]
     loaded = load_study(study(engines=["native", "sglang"], methods=methods))

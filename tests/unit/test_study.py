@@ -69,6 +69,13 @@ def test_a_list_of_an_option_is_a_sweep_with_labels(workplace: Path) -> None:
     assert longer[:2] == cells, "a longer sweep keeps the cells it had"
 
 
+def test_swept_options_are_checked_together(workplace: Path) -> None:
+    sweep = {"method": "ngram", "k": 2, "n": [6, 8], "min_n": 5}
+    cells = load_study(written(tasks=["code"], methods=[sweep])).grid.cells
+    assert [(cell.options["n"], cell.options["min_n"]) for cell in cells] == [(6, 5), (8, 5)]
+    assert "min_n 2 is above n 1" in problem_of(methods=[{"method": "ngram", "n": [1, 3], "min_n": [1, 2]}])
+
+
 def test_an_option_that_is_a_list_is_swept_by_a_list_of_lists(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Branching(Autoregressive):
         name = "branching"
@@ -200,6 +207,8 @@ PAIRS = "pair\ttarget\tdraft\tdtype\n"
         (PAIRS + "embedded\tconfigs\t\t\n", ["configs holds no config.json"]),
         (PAIRS + "embedded\ttrained\t\t\n", ["has no draft, which draft_model needs", "fill the draft column"]),
         (PAIRS + "embedded\ttrained\ttrained\t\tmore\t\n", ["pairs.tsv:2", "the header has 4"]),
+        ("pair\ttarget\ttarget\nembedded\ta\ttrained\n", ["pairs.tsv:1: target: the column is there twice"]),
+        (PAIRS + f"embedded\t{'x' * 140_000}\t\t\n", ["pairs.tsv:2: not a table (field larger than"]),
     ],
 )
 def test_bad_pairs_are_named_by_row(workplace: Path, table: str, expected: list[str]) -> None:
@@ -207,6 +216,14 @@ def test_bad_pairs_are_named_by_row(workplace: Path, table: str, expected: list[
     message = problem_of()
     for text in expected:
         assert text in message
+
+
+def test_a_quotation_mark_that_is_not_closed_swallows_no_rows(workplace: Path) -> None:
+    table = Path("configs/pairs.csv")
+    table.write_text('pair,target,notes\nembedded,trained,"two\nlines"\nother,trained,"open\nlast,trained,\n')
+    assert "pairs.csv:4: not a table (unexpected end of data)" in problem_of(tables={"pairs": str(table)})
+    table.write_text('pair,target,notes\nembedded,trained,"two\nlines"\nother,trained,,,\n')
+    assert "pairs.csv:4: 5 fields" in problem_of(tables={"pairs": str(table)})
 
 
 def test_a_row_says_how_an_engine_serves_its_pair(workplace: Path) -> None:
@@ -256,6 +273,28 @@ def test_prompts_that_shipped_weights_learnt_from_are_left_out(workplace: Path) 
     study = load_study(written(tasks=["mine"], prompts=2))
     assert [prompt.id for prompt in study.prompts_of("mine", study.root)] == ["2", "3"]
     assert normalized("Name a river.") in study.evaluated(study.root), "trainings here leave it out all the same"
+    pairs.write_text("pair\ttarget\tdraft\nembedded\ttrained\ttrained\nother\ttrained\tdraft\n")
+    study = load_study(
+        written(tasks=["mine"], prompts=2, methods=["ngram", {"method": "draft_model", "pairs": "other"}])
+    )
+    assert [prompt.id for prompt in study.prompts_of("mine", study.root)] == ["2", "3"], "an entry names the pair"
+
+
+def test_a_prompt_too_long_for_a_pair_of_an_entry_is_named(workplace: Path, tiny_pair: Path) -> None:
+    Path("mine.jsonl").write_text(json.dumps({"id": "0", "prompt": "word " * 2000}))
+    Path("configs/tasks.tsv").write_text("task\tsource\nmine\tmine.jsonl\n")
+    table = f"pair\ttarget\nembedded\ttrained\nother\t{tiny_pair / 'models/target'}\n"
+    Path("configs/pairs.tsv").write_text(table)
+    entry = {"method": "ngram", "pairs": "other"}
+    assert "prompt '0' of task 'mine' has" in problem_of(tasks=["mine"], methods=["ngram", entry])
+    load_study(written(tasks=["mine"], methods=["ngram"]))
+
+
+def test_a_row_of_a_task_is_checked_once_for_all_its_variants(workplace: Path) -> None:
+    Path("mine.jsonl").write_text(json.dumps({"id": "0", "prompt": "Name a river."}))
+    Path("configs/tasks.tsv").write_text("task\tsource\tscorer\nmine\tmine.jsonl\trogue\n")
+    message = problem_of(tasks=["mine"], contexts=[200, 220], methods=["ngram"])
+    assert message.startswith("1 problem") and "row 'mine', scorer: unknown scorer 'rogue'" in message
 
 
 def test_refused_cells_are_listed_and_not_run(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:

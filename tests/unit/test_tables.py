@@ -21,7 +21,7 @@ from specrig.reporting.tables.latex import PACKAGES, STRIKING, latex
 from specrig.results import grid
 from specrig.results.grid import Grid, GridEntry
 from specrig.results.labels import method_name
-from specrig.results.optimal_k_table import optimal_k_sentence
+from specrig.results.optimal_k_table import optimal_k_sentence, power_sentence
 from specrig.results.study_data import read_study
 from specrig.results.study_results import StudyResults
 from specrig.results.summary import audit_failures, best_rows, speedup_summary
@@ -120,6 +120,10 @@ def test_a_batch_without_drafts_is_never_bold(tmp_path: Path) -> None:
         bold = {row[0].text: any(entry.bold for entry in row) for row in formatted.rows}
         assert bold == {"naive_batching": False, "draft_model": True}
         assert any("one after another" in note for note in formatted.notes)
+    needed = results.cells.assign(
+        prompts_needed=[9.0 if each == "draft_model" else 99.0 for each in results.cells["method"]]
+    )
+    assert "needs 72 prompts and the worst 72" in power_sentence(needed), "of the cells that draft"
 
 
 def test_audit_strikes_through(study: Path, tmp_path: Path) -> None:

@@ -18,8 +18,10 @@ from pydantic import ValidationError
 import specrig.study.study  # noqa: F401 (so that all settings are defined)
 from specrig import cli
 from specrig.decoding.drafters import registry
+from specrig.planning.estimate import sizes_of
 from specrig.settings import Settings
-from specrig.study.problems import mistake
+from specrig.study.problems import Positions, Problems, mistake
+from specrig.study.rows import Pair, read_rows
 
 
 def test_a_line_number_is_no_emoji(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -178,6 +180,8 @@ def test_advice_reads_the_newest_finished_study_of_the_pair(
     finish("old", target, "suffix", 20)
     finish("new", target, "ngram", 10)
     finish("renamed", "another/model", "lookahead", 0)  # a pair of this name, of another target
+    with Path("results/new/tables/cells.csv").open("a") as table:  # it is held against prompts one by one
+        table.write("native,mine,naive_batching,0,code,0.0,1,True,False,,4.5,4.1,4.9,1.0\n")
     Path("results/damaged/tables").mkdir(parents=True)
     Path("results/damaged/tables/cells.csv").touch()
     assert cli.main(["advise", "mine"]) == 0
@@ -221,6 +225,23 @@ def test_advice_recommends_what_the_pair_can_run_and_says_what_the_rest_needs(
     assert bool(re.search("^chat +eagle ", output, re.MULTILINE)) == ("eagle" in able)
     assert ("For chat it is eagle with k = 3–5, for a pair with the head eagle." in output) == ("eagle" not in able)
     assert ("  a fitting draft: adaptive_k, draft_model, " in output) == ("draft_model" not in able)
+
+
+def test_advice_and_plan_count_quantized_weights(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target, draft = "meta-llama/Llama-3.1-70B-Instruct", "meta-llama/Llama-3.2-1B-Instruct"
+    plain = f"mine\t{target}\t{draft}\tbfloat16"
+    sizes, costs = [], []
+    for kind in ("", "awq", "gptq"):
+        Path("configs/pairs.tsv").write_text(f"pair\ttarget\tdraft\tdtype\tquantization\n{plain}\t{kind}\n")
+        assert cli.main(["advise", "mine", "--device", "A100 80GB", "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        [text] = [each["text"] for each in found["findings"] if "weights and" in each["text"]]
+        sizes.append(float(re.findall(r"take ([\d.]+) GB", text)[0]))
+        costs.append(next(each["cost"] / each["k"] for each in found["predictions"] if each["method"] == "draft_model"))
+        assert f"in {kind or 'bfloat16'}" in text
+    assert sizes[0] > 140 > 45 > sizes[1] == sizes[2] and costs[1] > costs[0], "its draft stays as wide"
+    rows = read_rows(Path("configs/pairs.tsv"), Pair, Problems(Positions([])))
+    assert sizes_of(Path("configs/test.yaml"), "mine", rows).weight_bytes < 45e9
 
 
 def test_advice_knows_the_size_of_a_gguf_target(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -86,6 +86,19 @@ def test_passes_read_the_weights_until_arithmetic_takes_longer() -> None:
     assert roofline.pass_seconds(size, device, "awq") < 0.4 * roofline.pass_seconds(size, device)
 
 
+def test_a_cache_is_as_wide_as_the_activations() -> None:
+    size = roofline.size_of(LLAMA)
+    assert size is not None
+    caches = {
+        precision: roofline.memory_gb(size, precision, 4096) - roofline.memory_gb(size, precision, 0)
+        for precision in ("float32", "bfloat16", "awq")
+    }
+    assert caches["bfloat16"] == pytest.approx(32 * 2 * 8 * 128 * 2 * 4096 / 1e9)
+    assert caches["float32"] == pytest.approx(2 * caches["bfloat16"]) and caches["awq"] == pytest.approx(
+        caches["bfloat16"]
+    )
+
+
 def test_more_tokens_read_more_experts() -> None:
     size = roofline.size_of("mistralai/Mixtral-8x7B-Instruct-v0.1")
     assert size is not None

@@ -17,10 +17,10 @@ BYTES = {
     **dict.fromkeys(("float32", "fp32"), 4.0),
     **dict.fromkeys(("float16", "fp16", "bfloat16", "bf16"), 2.0),
     **dict.fromkeys(("fp8", "int8"), 1.0),
-    "awq": 0.52,
+    **dict.fromkeys(("awq", "gptq"), 0.52),
 }
-"""Bytes per weight. AWQ: 4 bits, plus 2.5 bytes of scale and zero point per group of 128; its output head stays in 16
-bits.
+"""Bytes per weight. AWQ and GPTQ: 4 bits, plus 2.5 bytes of scale and zero point per group of 128; their output head
+stays in 16 bits.
 """
 
 
@@ -108,9 +108,20 @@ def pass_seconds(
     return max(read / (device.bandwidth_gb_s * 1e9), computed / (device.half_tflops * 1e12))
 
 
-def draft_cost(target: Size, draft: Size, device: Device, precision: str = "float16", batch: int = 1) -> float:
-    """c: seconds of a one-token pass of the draft / seconds of a one-token pass of the target."""
-    return pass_seconds(draft, device, precision, batch=batch) / pass_seconds(target, device, precision, batch=batch)
+def draft_cost(
+    target: Size,
+    draft: Size,
+    device: Device,
+    precision: str = "float16",
+    draft_precision: str | None = None,
+    batch: int = 1,
+) -> float:
+    """c: seconds of a one-token pass of the draft / seconds of a one-token pass of the target.
+
+    draft_precision: None for the target's.
+    """
+    drafting = pass_seconds(draft, device, draft_precision or precision, batch=batch)
+    return drafting / pass_seconds(target, device, precision, batch=batch)
 
 
 def verify_cost(
@@ -130,4 +141,5 @@ def verify_cost(
 
 def memory_gb(size: Size, precision: str = "float16", context: int = 4096, batch: int = 1) -> float:
     """Memory in GB (10⁹ bytes) for weights and key/value cache, without activations and the runtime's own memory."""
-    return (size.parameters * BYTES[precision.lower()] + batch * context * size.cache_bytes) / 1e9
+    width = BYTES[precision.lower()]
+    return (size.parameters * width + batch * context * size.cache_bytes * max(width, 2.0) / 2) / 1e9

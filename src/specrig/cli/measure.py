@@ -22,13 +22,11 @@ def measure(
     from specrig.measurement.runner import measure
 
     loaded = load(study)
-    measure(
-        loaded,
-        engine,
-        pair,
-        method or [job[2] for job in loaded.grid.by_method if job[:2] == (engine, pair)],
-        replicate,
-    )
+    methods = method or [job[2] for job in loaded.grid.by_method if job[:2] == (engine, pair)]
+    if not methods:
+        known = ", ".join(dict.fromkeys(" ".join(job[:2]) for job in loaded.grid.by_method)) or "none"
+        raise typer.BadParameter(f"study {loaded.study} measures nothing on {pair!r} with {engine!r} (it has: {known})")
+    measure(loaded, engine, pair, methods, replicate)
 
 
 def traffic(
@@ -145,4 +143,8 @@ def audit_exact(
     from specrig.audit.run import audit_exact as run
 
     loaded = load(study)
+    known = dict.fromkeys((job[0], job[2]) for job in loaded.grid.by_method)
+    if (engine, method) not in known:
+        listed = ", ".join(map(" ".join, known)) or "none"
+        raise typer.BadParameter(f"study {loaded.study} has no cell of {method!r} with {engine!r} (it has: {listed})")
     run(loaded, engine, method, loaded.root / "audit" / f"exact-{engine}-{method}.csv")

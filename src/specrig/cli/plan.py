@@ -42,7 +42,7 @@ def where(config: ConfigFile = DEFAULT, as_json: Json = False) -> None:
 
 
 def clean(config: ConfigFile = DEFAULT, as_json: Json = False) -> None:
-    """Remove the trained parts that no study beside this one has any more."""
+    """Remove the trained parts that no study in this results folder uses any more."""
     from specrig.dag.trained import TrainedParts
 
     removed = TrainedParts(load(config)).clean()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 PROFILES = Path("profiles")
 FILE_OF_PROFILE = "profile.yaml"
-RUNNING_OPTIONS = {"--config", "--cores", "-c", "--jobs", "-j", "--forceall", "-F", "--forcerun", "-R"}
+RUNNING_OPTION = re.compile(r"--(config|cores|jobs|forceall|forcerun)(=.*)?|-[cj]\d*|-[FR]")
 """Options of Snakemake that leave a run a run: beside others (`-n`, `--dag`) its own output is what is wanted."""
 Show = Callable[[Iterable[str]], None]
 
@@ -88,7 +89,7 @@ def _profile(name: str) -> Path:
 
 def _view(config: Path, words: Sequence[str]) -> Show | None:
     """Shows the lines of a run on a terminal; None where Snakemake's own output is to be seen."""
-    if not sys.stderr.isatty() or {word for word in words if word.startswith("-")} - RUNNING_OPTIONS:
+    if not sys.stderr.isatty() or any(word.startswith("-") and not RUNNING_OPTION.fullmatch(word) for word in words):
         return None
     from specrig.cli.run_view import RunState, expected_seconds, show_run
     from specrig.study.problems import StudyError

@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.text import Text
 
-from specrig.planning.estimate import ARITHMETIC, hours, pair_sizes, time_text, training_cost
+from specrig.planning.estimate import arithmetic, hours, load_seconds, pair_sizes, time_text, training_cost
 from specrig.study.study import Study
 
 EXPECTED_S = {
@@ -134,11 +134,15 @@ class RunState:
 
 
 def expected_seconds(study: Study) -> dict[str, float]:
-    """Rule -> seconds of one of its jobs: measuring and training as `specrig plan` estimates them."""
-    measuring = 3600 * hours(study, pair_sizes(study))[0] / max(len(study.grid.jobs) * study.replicates, 1)
-    speed, _ = ARITHMETIC["cuda" if study.uses_gpu() else "cpu"]
-    training = training_cost(study).flop / speed / max(len(study.grid.trained), 1)
-    return EXPECTED_S | {"measure": max(measuring, LEAST_S), "train": max(training, LEAST_S)}
+    """Rule -> seconds of one of its jobs: measuring, load and training as `specrig plan` estimates them."""
+    sizes = pair_sizes(study)
+    load = sum(load_seconds(study, sizes).values())
+    whole = {
+        "measure": (3600 * hours(study, sizes)[0] - load, len(study.grid.jobs) * study.replicates),
+        "traffic": (load, len(study.grid.points)),
+        "train": (training_cost(study).flop / arithmetic(study)[0], len(study.grid.trained)),
+    }
+    return EXPECTED_S | {rule: max(seconds / max(jobs, 1), LEAST_S) for rule, (seconds, jobs) in whole.items()}
 
 
 def show_run(lines: Iterable[str], state: RunState, console: Console) -> None:

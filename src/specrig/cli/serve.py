@@ -10,8 +10,8 @@ serve = typer.Typer(no_args_is_help=True, help="Serve draft, target and coordina
 
 Model = Annotated[str, typer.Argument(help="Model folder or hub id")]
 Revision = Annotated[str | None, typer.Option(help="Commit, branch or tag on the hub")]
-Dtype = Annotated[str, typer.Option(help="Precision: float32, bfloat16, float16")]
-Device = Annotated[str, typer.Option(help="cpu or cuda")]
+Dtype = Annotated[Literal["float32", "bfloat16", "float16"], typer.Option(help="Precision of the weights")]
+Device = Annotated[Literal["cpu", "cuda"], typer.Option(help="Where the model runs")]
 Host = Annotated[
     str, typer.Option(help="Address to listen at; an address beyond this machine needs a key in SPECRIG_API_KEY")
 ]

@@ -90,6 +90,10 @@ def write_text(study: StudyFile, pair: PairName) -> None:
     from specrig.training.target_text import write_text as write
 
     loaded = load(study)
+    pairs = dict.fromkeys(owner for owner, _ in loaded.grid.trained)
+    if pair not in pairs:
+        known = ", ".join(pairs) or "nothing"
+        raise typer.BadParameter(f"study {loaded.study} trains nothing for {pair!r} (it trains for: {known})")
     files = loaded.paths.pair_files(pair, loaded.root)
     for task in sorted(
         {cell.task for cell in loaded.grid.cells if cell.pair == pair and loaded.rows.tasks[cell.task].chat}

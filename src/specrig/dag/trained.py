@@ -80,7 +80,7 @@ class TrainedParts:
     def take(self, key: str | None, out: Path) -> bool:
         """Make `out`, a model folder or the target's text, a copy of what is kept; False if it must be trained.
 
-        A damaged part is removed; that one cannot be copied is no error. Either is said.
+        A damaged part is removed. A part that cannot be copied is no error. Both cases print a line.
         """
         if key is None or not self.has(key):
             return False

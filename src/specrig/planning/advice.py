@@ -161,7 +161,7 @@ def advise(
             replace(row, lacks=lacks.get(row.method, ()))
             for row in predicted(pair, target, usable, device, reported_lengths(reported))
         ]
-        needed = predicted_needs(target, usable, device, pair.dtype) if usable else []
+        needed = predicted_needs(target, usable, device, pair.target_precision, pair.dtype) if usable else []
     findings = draft_findings(pair, target, draft, device)
     return Advice(name, pair, device, findings, study, fastest(cells), predictions, needed, lacks, others)
 
@@ -189,8 +189,9 @@ def draft_findings(pair: Pair, target: Size | None, draft: Size | None, device: 
         text = "for targets under 13B a draft model is hard to find small enough: heads, lookahead or ngram"
         found.append(Finding(None, text))
     if target and device:
-        needed = sum(roofline.memory_gb(size, pair.dtype, CONTEXT) for size in (target, draft) if size)
-        found.append(_memory(needed, pair.dtype, device))
+        needed = roofline.memory_gb(target, pair.target_precision, CONTEXT)
+        needed += roofline.memory_gb(draft, pair.dtype, CONTEXT) if draft else 0.0
+        found.append(_memory(needed, pair.target_precision, device))
     return found
 
 
@@ -263,13 +264,14 @@ def predicted(
     draft_model is predicted for each of `ALPHAS` by Theorem 3.8 of Leviathan et al., other methods from the median of
     their `lengths`. Costs come from the device's roofline, or without a device from the ratio of parameters.
     """
+    precisions = pair.target_precision, pair.dtype
 
     def verify(tokens: int) -> float:
-        return roofline.verify_cost(target, device, pair.dtype, tokens)
+        return roofline.verify_cost(target, device, pair.target_precision, tokens)
 
     found = []
     if draft:
-        c = roofline.draft_cost(target, draft, device, pair.dtype) if device else draft.active / target.active
+        c = roofline.draft_cost(target, draft, device, *precisions) if device else draft.active / target.active
         for alpha in ALPHAS:
             k = best_k(alpha, c, KS, verify)
             found.append(
@@ -285,6 +287,6 @@ def predicted(
             )
     for method in sorted(set(papers()) & set(lengths)):
         middle = median(lengths[method])
-        _, cost = round_cost(method, None, target, [], device, pair.dtype, 1) or (0.0, 1.0)
+        _, cost = round_cost(method, None, target, [], device, pair.target_precision, 1) or (0.0, 1.0)
         found.append(Prediction(method, middle, cost, middle / cost, reports=len(lengths[method])))
     return found

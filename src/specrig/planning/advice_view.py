@@ -118,9 +118,9 @@ def _print_predictions(predictions: Sequence[Prediction], device: str | None, co
     choices = [row for row in predictions if row.alpha in (None, USUAL_ALPHA)]
     best = max((row for row in choices if not row.lacks), key=lambda row: row.speedup, default=None)
     if best is not None:
-        text = (
-            f"{_choice(best)}: {best.speedup:.2f} times at most" if best.speedup > 1 else "autoregressive: nothing pays"
-        )
+        text = "autoregressive: no method is predicted to be faster"
+        if best.speedup > 1:
+            text = f"{_choice(best)}: {best.speedup:.2f} times at most"
         console.print(f"Best of what this pair can run: {text}")
     floor = best.speedup if best else 1.0
     more = max((row for row in choices if row.lacks), key=lambda row: row.speedup, default=None)

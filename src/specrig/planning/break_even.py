@@ -72,15 +72,17 @@ def measured_needs(study: Path, pair: str) -> list[Needed]:
     ]
 
 
-def predicted_needs(target: Size, draft: Size, device: Device | None, precision: str) -> list[Needed]:
+def predicted_needs(
+    target: Size, draft: Size, device: Device | None, precision: str, draft_precision: str | None = None
+) -> list[Needed]:
     """What a draft model's chain takes by the roofline of a device: at several k, and with a device at several batch
-    sizes; without one the ratio of parameters is the draft's cost.
+    sizes; without one the ratio of parameters is the draft's cost. draft_precision: None for the target's.
     """
     found = []
     for batch in BATCHES if device else BATCHES[:1]:
         c = draft.active / target.active
         if device:
-            c = roofline.draft_cost(target, draft, device, precision, batch)
+            c = roofline.draft_cost(target, draft, device, precision, draft_precision, batch)
         for k in KS:
             v = roofline.verify_cost(target, device, precision, k + 1, batch)
             first, second = (required_alpha(speedup, k, c, v) for speedup in SPEEDUPS)

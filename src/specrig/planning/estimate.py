@@ -11,10 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from specrig.analysis.roofline import BYTES
 from specrig.engines import registry as engines
 from specrig.measurement.blocks import WARMUP_TOKENS, with_baselines
+from specrig.measurement.traffic.records import FOLDER
 from specrig.models import facts
-from specrig.models.facts import BYTES, Shape
+from specrig.models.facts import Shape
 from specrig.models.gguf import config as gguf_config
 from specrig.models.gguf import is_gguf
 from specrig.study.load import read_config, validated
@@ -56,6 +58,7 @@ class PairSize:
 
     pair: str
     dtype: str
+    target_precision: str
     target: Shape | None
     draft: Shape | None
     batch: int
@@ -65,7 +68,8 @@ class PairSize:
     @property
     def weight_bytes(self) -> int:
         """Bytes of the weights of target and draft; a model of unknown shape counts for nothing."""
-        return sum(shape.weight_bytes(self.dtype) for shape in (self.target, self.draft) if shape)
+        target = self.target.parameters * BYTES[self.target_precision] if self.target else 0.0
+        return round(target) + (self.draft.weight_bytes(self.dtype) if self.draft else 0)
 
     @property
     def memory_bytes(self) -> float | None:
@@ -122,9 +126,7 @@ def hours(study: Study, sizes: list[PairSize], bandwidth: float | None = None) -
     known = {size.pair: size for size in sizes if size.target is not None}
     processes = (process for process in study.grid.jobs if process[1] in known)
     seconds = sum(process_seconds(study, process, known[process[1]], bandwidth) for process in processes)
-    seconds *= study.replicates
-    under_load = (job for job in study.grid.points if job[1] in known)
-    seconds += sum(traffic_seconds(study, job, known[job[1]], bandwidth) for job in under_load)
+    seconds = seconds * study.replicates + sum(load_seconds(study, sizes, bandwidth).values())
     machine = "measured here" if here else "an A100 80 GB" if device == "cuda" else "CPU"
     free = "prompts and drafts free"
     if study.contexts:
@@ -132,6 +134,14 @@ def hours(study: Study, sizes: list[PairSize], bandwidth: float | None = None) -
     text = ASSUMPTION.format(bandwidth=f"{bandwidth / GB:,.0f}", machine=machine, free=free)
     unknown = [size.pair for size in sizes if size.target is None]
     return seconds / 3600, text + (f"; without {', '.join(unknown)}, whose size is not known" if unknown else "")
+
+
+def load_seconds(
+    study: Study, sizes: list[PairSize], bandwidth: float | None = None
+) -> dict[tuple[str, str, str], float]:
+    """Key of the grid's `points` -> `traffic_seconds` of its job; arguments as in `hours`."""
+    known = {size.pair: size for size in sizes if size.target is not None}
+    return {job: traffic_seconds(study, job, known[job[1]], bandwidth) for job in study.grid.points if job[1] in known}
 
 
 def process_seconds(
@@ -175,11 +185,11 @@ def _pass_s(size: PairSize, study: Study, bandwidth: float | None) -> float:
     """Seconds of one pass of the target over one token."""
     assert size.target is not None
     device = "cuda" if study.uses_gpu() else "cpu"
-    read_s = size.target.active_parameters * BYTES[size.dtype] / ((bandwidth or BANDWIDTH[device]) * REACHED)
+    read_s = size.target.active_parameters * BYTES[size.target_precision] / ((bandwidth or BANDWIDTH[device]) * REACHED)
     return max(read_s, size.target.layers * LAYER_S[device])
 
 
-def _arithmetic(study: Study) -> tuple[float, str]:
+def arithmetic(study: Study) -> tuple[float, str]:
     """The entry of `ARITHMETIC` for the device that a study uses."""
     return ARITHMETIC["cuda" if study.uses_gpu() else "cpu"]
 
@@ -187,7 +197,7 @@ def _arithmetic(study: Study) -> tuple[float, str]:
 def _reading_s(target: Shape, tokens: int, study: Study) -> float:
     """Seconds in which the target reads a context: its products and, for each pair of tokens, its attention."""
     flop = 2.0 * target.active_parameters * tokens + 2.0 * target.layers * target.config["hidden_size"] * tokens**2
-    return flop / _arithmetic(study)[0]
+    return flop / arithmetic(study)[0]
 
 
 def needs(study: Study) -> str:
@@ -202,11 +212,14 @@ def needs(study: Study) -> str:
 
 def run_estimate(study: Study, measured: int) -> str | None:
     """One sentence with the time of a run that has to measure all but `measured` cells; None where it is not known."""
-    cells = len(study.grid.cells)
-    measuring = 3600 * hours(study, pair_sizes(study))[0] * (cells - measured) / max(cells, 1)
+    cells, sizes = len(study.grid.cells), pair_sizes(study)
+    load = load_seconds(study, sizes)
+    measuring = (3600 * hours(study, sizes)[0] - sum(load.values())) * (cells - measured) / max(cells, 1)
+    indexes = {job: study.root.joinpath(FOLDER, *job, "index.json") for job in load}
+    measuring += sum(seconds for job, seconds in load.items() if not indexes[job].is_file())
     if not measuring:
         return None
-    trains = training_cost(study).flop / _arithmetic(study)[0]
+    trains = training_cost(study, missing=True).flop / arithmetic(study)[0]
     first = f", after {time_text(trains)} of training what is not trained yet" if trains else ""
     return (
         f"Study {study.study}: at most {time_text(measuring)} of measuring{first}, by `specrig plan`. "
@@ -232,11 +245,16 @@ class TrainingCost:
     unknown: tuple[str, ...]
 
 
-def training_cost(study: Study) -> TrainingCost:
-    """Return what the trainings of all pairs take; pairs whose target's size is not known count for nothing."""
+def training_cost(study: Study, *, missing: bool = False) -> TrainingCost:
+    """Return what the trainings of all pairs take; pairs whose target's size is not known count for nothing.
+
+    missing: only of models that are not in the study's results yet.
+    """
     flop, memory, disk, named, unknown = 0.0, 0.0, 0.0, [], []
     for pair in study.rows.pairs:
         models = [model for trained, model in study.grid.trained if trained == pair]
+        if missing:
+            models = [each for each in models if not (study.root / "models" / pair / each / "config.json").is_file()]
         named += [f"{model} of {pair}" for model in models]
         if not models:
             continue
@@ -255,7 +273,7 @@ def training(study: Study) -> str:
     cost = training_cost(study)
     if not cost.named:
         return "nothing"
-    speed, machine = _arithmetic(study)
+    speed, machine = arithmetic(study)
     amount = f"{cost.flop / 1e15:.2g} PFLOP: {time_text(cost.flop / speed)} on {machine}, start-ups aside"
     without = f"; without {', '.join(cost.unknown)}, whose target's size is not known" if cost.unknown else ""
     overlap = len(prompts_in_both(study, study.root))
@@ -296,7 +314,7 @@ def _pair_size(study: Study, pair: str, batch: int, tokens: int) -> PairSize:
     draft = shape_at_hand(row.draft)
     if row.trained_in("draft") is not None and target is not None:
         draft = embedded_shape(study.training.draft, int(target.config["vocab_size"]))
-    return PairSize(pair, row.dtype, target, draft, batch, tokens)
+    return PairSize(pair, row.dtype, row.target_precision, target, draft, batch, tokens)
 
 
 def shape_at_hand(model: str | None) -> Shape | None:
@@ -368,7 +386,7 @@ def training_demand(study: Study, pair: str, model: str) -> Demand:
     target = teacher_shape(study, pair)
     if target is None:
         return Demand()
-    speed, _ = _arithmetic(study)
+    speed, _ = arithmetic(study)
     memory = training_memory(study.training, model, target) + WORKSPACE_BYTES
     return _demand(memory, training_flop(study.training, [model], target) / speed)
 

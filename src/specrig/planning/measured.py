@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from specrig.measurement.records import RecordError, read_index, replicate_folder
+from specrig.results.labels import BASELINES
 from specrig.study.config import Config
 from specrig.study.load import load_study
 from specrig.study.problems import Positions, Problem, Problems, StudyError, shortened
@@ -59,7 +60,7 @@ def read_table(file: Path, columns: Mapping[str, Kind]) -> list[dict[str, str]]:
 def usable_cells(study: Path, pair: str, problems: Problems) -> list[dict[str, str]]:
     """Read the cells of a pair by which methods may be judged, as rows of `cells.csv`.
 
-    These cells are lossless, passed the audit and have a speedup, disturbed ones included; the baseline's are left out.
+    These cells are lossless, passed the audit and have a speedup, disturbed ones included; those of `BASELINES` are left out.
     study: the results folder. A missing table, or one without the pair, is added to `problems`. Raises StudyError for a
     damaged one.
     """
@@ -73,7 +74,7 @@ def usable_cells(study: Path, pair: str, problems: Problems) -> list[dict[str, s
         fix = "choose another study, or none: then the model advises"
         problems.row(file, None, "pair", f"the study measured no pair {pair!r}", fix)
     fair = [row for row in rows if row["lossless"] == "True" and row.get("failed") != "True" and row["speedup"]]
-    return [row for row in fair if row["method"] != "autoregressive"]
+    return [row for row in fair if row["method"] not in BASELINES]
 
 
 RESULTS: Path = Config.model_fields["results"].default
@@ -136,13 +137,13 @@ def _recorded(folder: Path) -> set[str]:
 
 
 def prompts_needed(study: Path) -> list[float]:
-    """How many prompts each measured cell needs to resolve a difference of 5 %, ascending; empty if not measured.
+    """How many prompts each measured cell that drafts needs to resolve a difference of 5 %, ascending; empty if not
+    measured.
 
     Raises StudyError for a damaged table.
     """
     file = study / "tables" / "cells.csv"
-    rows = (
-        read_table(file, {"prompts_needed": number_or_empty, "batch_size": number_or_empty}) if file.is_file() else []
-    )
-    # The column counts batches.
-    return sorted(float(row["prompts_needed"]) * float(row["batch_size"]) for row in rows if row["prompts_needed"])
+    columns: dict[str, Kind] = {"method": str, **dict.fromkeys(("prompts_needed", "batch_size"), number_or_empty)}
+    rows = read_table(file, columns) if file.is_file() else []
+    drafting = [row for row in rows if row["prompts_needed"] and row["method"] not in BASELINES]
+    return sorted(float(row["prompts_needed"]) * float(row["batch_size"]) for row in drafting)  # it counts batches

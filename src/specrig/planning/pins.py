@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Literal
 
 from rich.console import Console
+from rich.markup import escape
 
-from specrig.decoding.drafters import registry as methods
 from specrig.measurement.records import write_atomically
 from specrig.models.gguf import is_gguf
 from specrig.models.hub import present_commit
@@ -49,7 +49,7 @@ def unpinned(study: Study) -> list[Pin]:
         if row.weights == "random":
             continue  # nothing is loaded
         entries = [entry for entry in study.methods if name in (entry.pairs or study.pairs)]
-        needs = {need for entry in entries for need in methods()[entry.method].needs}
+        needs = {need for entry in entries for need in entry.needs}
         if row.trained_in("target") is None and row.target_revision is None:
             found.append(Pin(tables.pairs, name, "target_revision", row.target, "model"))
         if (
@@ -90,7 +90,7 @@ def pin(study: Study, console: Console, *, check: bool) -> bool:
         own = [(one, commit) for one, commit in found if one.file == file]
         if not check:
             _write(file, own)
-        console.print(f"[bold]{file}[/]{': not pinned' if check else ''}", highlight=False)
+        console.print(f"[bold]{escape(str(file))}[/]{': not pinned' if check else ''}", highlight=False)
         for one, commit in own:
             line = f"  {one.row}: {one.column}: {one.source} is at {commit}"
             console.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -105,9 +105,10 @@ def pin(study: Study, console: Console, *, check: bool) -> bool:
 
 def _write(file: Path, pins: Sequence[tuple[Pin, str]]) -> None:
     """Write the commits into their cells; other rows stay byte for byte. A missing column is added at the end."""
-    # Line ends are kept as they are.
+    # Line ends are kept as they are, and so is a byte order mark, with which spreadsheets save tables.
     text = file.read_bytes().decode("utf-8")
-    records = list(_records(text, file))
+    mark = "\ufeff" if text.startswith("\ufeff") else ""
+    records = list(_records(text.removeprefix(mark), file))
     header = records[0][1]
     columns = [*header, *dict.fromkeys(one.column for one, _ in pins if one.column not in header)]
     name = header.index(NAMES[pins[0][0].kind])
@@ -121,7 +122,7 @@ def _write(file: Path, pins: Sequence[tuple[Pin, str]]) -> None:
         for one, commit in own:
             cells[columns.index(one.column)] = one.filled(cells[columns.index(one.column)], commit)
         written.append(_record(cells, raw, file))
-    write_atomically(file, "".join(written))
+    write_atomically(file, mark + "".join(written))
 
 
 NAMES = {"model": "pair", "dataset": "task"}

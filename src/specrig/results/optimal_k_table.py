@@ -11,7 +11,7 @@ from specrig.analysis.optimal_k import DEFAULT_K
 from specrig.analysis.statistics import DIFFERENCE, POWER
 from specrig.results import grid
 from specrig.results.grid import Column, Grid, GridEntry
-from specrig.results.labels import method_name, task_name
+from specrig.results.labels import BASELINES, method_name, task_name
 from specrig.results.speed_tables import level_columns
 
 
@@ -83,7 +83,7 @@ def optimal_k_sentence(optimal: pd.DataFrame) -> str:
 
 def power_sentence(cells: pd.DataFrame) -> str:
     """How many prompts the measured spread requires, and how many cells have them."""
-    speculative = cells[cells["method"] != "autoregressive"].dropna(subset=["prompts_needed"])
+    speculative = cells[~cells["method"].isin(BASELINES)].dropna(subset=["prompts_needed"])
     if speculative.empty:
         return "Too few prompts to estimate how many are needed to detect a difference."
     needed = speculative["prompts_needed"] * speculative["batch_size"]  # counted in batches

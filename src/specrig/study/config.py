@@ -166,7 +166,7 @@ class Config(Settings):
     prompts: int = 8
     """Prompts of each task that are measured; a larger batch size takes more prompts, so that one batch is full."""
     max_new_tokens: int = Field(128, ge=2)
-    """Most tokens that are generated for a prompt."""
+    """Maximum number of new tokens for a prompt."""
     warmup: int = Field(1, ge=0)
     """Generations before each block of cells that warm up the machine and are not recorded."""
     repeats: int = Field(1, ge=1)

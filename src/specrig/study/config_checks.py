@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -111,7 +112,7 @@ def check_entry(study: Study, index: int, entry: MethodEntry, pairs: dict[str, P
 
 
 def check_options(path: list[str | int], entry: MethodEntry, kind: type[BaseModel], problems: Problems) -> None:
-    """Add a problem for each unknown option and each invalid value; the values of a sweep are checked one by one.
+    """Add a problem for each unknown option and each invalid value; of a sweep every combination is checked.
 
     path: place of the entry in the config; kind: the method's `Options`.
     """
@@ -123,7 +124,7 @@ def check_options(path: list[str | int], entry: MethodEntry, kind: type[BaseMode
     known_options = {name: value for name, value in entry.options.items() if name in kind.model_fields}
     fixed = {name: value for name, value in known_options.items() if not is_sweep(kind, name, value)}
     swept = {name: value for name, value in known_options.items() if name not in fixed}
-    trials = [fixed, *({**fixed, name: value} for name, values in swept.items() for value in values)]
+    trials = [{**fixed, **dict(zip(swept, values, strict=True))} for values in product(*swept.values())]
     for name, values in swept.items():
         if not values:
             problems.key([*path, name], "an empty list leaves no cells", "give at least one value, or remove the key")
@@ -152,9 +153,10 @@ def check_servers(study: Study, problems: Problems) -> None:
     """Add a problem for unknown names, for two servers that do the same, and for a pair without a baseline server."""
     seen: dict[tuple[Any, ...], int] = {}
     answers: dict[str, int] = {}
+    pairs = dict.fromkeys([*study.pairs, *(name for entry in study.methods for name in entry.pairs or ())])
     for index, server in enumerate(study.servers):
         path: list[str | int] = ["servers", index]
-        for key, known in (("engine", study.engines), ("pair", study.pairs), ("method", {*methods(), BASELINE})):
+        for key, known in (("engine", study.engines), ("pair", pairs), ("method", {*methods(), BASELINE})):
             if getattr(server, key) not in known:
                 problems.unknown(
                     [*path, key], key, getattr(server, key), known, f"a server of another {key} is never used"

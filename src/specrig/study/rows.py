@@ -110,6 +110,11 @@ class Pair(Settings):
             raise ValueError("what is trained has weights: leave weights empty")
         return alpha
 
+    @property
+    def target_precision(self) -> str:
+        """In what the target's weights are read: the format of its quantization, else `dtype`."""
+        return self.quantization or self.dtype
+
     def trained_in(self, part: str) -> str | None:
         """The pair whose training makes `part` (target, draft or a head's name); None: it comes from elsewhere."""
         if part == "target":
@@ -251,8 +256,12 @@ Row = TypeVar("Row", bound=BaseModel)
 
 
 def dialect(file: Path) -> dict[str, Any]:
-    """Keyword arguments of `csv.reader` and `csv.writer`: tabs without quoting, or for a .csv file the defaults."""
-    return {} if file.suffix == ".csv" else {"delimiter": "\t", "quoting": csv.QUOTE_NONE, "quotechar": None}
+    """Keyword arguments of `csv.reader` and `csv.writer`: tabs without quoting; for a .csv file the defaults, in which a
+    quotation mark must be closed.
+    """
+    return (
+        {"strict": True} if file.suffix == ".csv" else {"delimiter": "\t", "quoting": csv.QUOTE_NONE, "quotechar": None}
+    )
 
 
 def read_rows(file: Path, kind: type[Row], problems: Problems) -> dict[str, Row]:
@@ -270,27 +279,40 @@ def read_rows(file: Path, kind: type[Row], problems: Problems) -> dict[str, Row]
         columns = f"with the columns {', '.join(required)}, {sign}-separated (it may also have {others})"
         problems.row(file, None, "", "no such table", f"create it {columns}, or name another one under `tables:`")
         return {}
+    lines: list[tuple[int, list[str]]] = []
+    start = 1  # of the next record, which may have several lines
     try:
-        lines = list(csv.reader(io.StringIO(decoded(file), newline=""), **dialect(file)))
+        reader = csv.reader(io.StringIO(decoded(file), newline=""), **dialect(file))
+        for cells in reader:
+            lines.append((start, cells))
+            start = reader.line_num + 1
     except StudyError as error:
         problems.found += error.problems
         return {}
-    header = lines[0] if lines else []
+    except csv.Error as error:
+        fix = "close each quotation mark, and write one inside a field twice; a field has at most 131,072 characters"
+        problems.row(file, start, "", f"not a table ({error})", fix)
+        return {}
+    header = lines[0][1] if lines else []
     absent = [name for name in required if name not in header]
     for column in absent:
         fix = f"add it; the columns are {', '.join(kind.model_fields)}, {sign}-separated"
         problems.row(file, 1, column, "the column is missing", fix)
-    for column in header:
+    for column in dict.fromkeys(header):
         if column not in kind.model_fields:
             name = column if column.isprintable() and len(column) < 100 else shortened(column)
             problems.row(file, 1, name, "unknown column", nearest(column, kind.model_fields))
+        elif header.count(column) > 1:
+            problems.row(file, 1, column, "the column is there twice", "remove one")
     if absent:
         return {}
-    if not any(cells and any(cell.strip() for cell in cells) and not cells[0].startswith("#") for cells in lines[1:]):
+    if not any(
+        cells and any(cell.strip() for cell in cells) and not cells[0].startswith("#") for _, cells in lines[1:]
+    ):
         problems.row(file, None, "", "the table has no rows", f"add one per line, with the columns {', '.join(header)}")
     rows: dict[str, Row] = {}
     first: dict[str, int] = {}
-    for number, cells in enumerate(lines[1:], 2):
+    for number, cells in lines[1:]:
         if not any(cell.strip() for cell in cells) or cells[0].startswith("#"):
             continue
         if len(cells) > len(header):

@@ -45,7 +45,7 @@ def of_study(config: Path, pair: str | None, request: CellRequest) -> SingleCell
 
     pair: None for the study's first. Raises StudyError for what is unknown, does not fit, or is not trained yet.
     """
-    problems = Problems(Positions([]))
+    problems = Problems(Positions([config]))
     study, _ = validated(read_config(config), problems)
     rows = study.rows.pairs or read_rows(study.tables.pairs, Pair, problems)
     problems.stop()
@@ -60,7 +60,8 @@ def of_study(config: Path, pair: str | None, request: CellRequest) -> SingleCell
     single = _single(Study.model_validate(alone), request)
     for part, source in single.files.sources.items():
         if Path(source).is_relative_to(study.root) and not Path(source, "config.json").is_file():
-            made = name in study.pairs and (part == "target" or any(part in entry.needs for entry in study.methods))
+            entries = [entry for entry in study.methods if name in (entry.pairs or study.pairs)]
+            made = any(part == "target" or part in entry.needs for entry in entries)
             fix = f"{config} does not make it: add pair and method to a study and run it"
             if made:
                 fix = f"`specrig run {config}` makes it"
@@ -113,4 +114,4 @@ def _single(study: Study, request: CellRequest, *, from_table: bool = True) -> S
 def _flag(key: str) -> str:
     """The option of the command line that stands for a key of an entry: `methods[0].k` is `--k`."""
     name = key.removeprefix("methods[0]").lstrip(".")
-    return f"--{name}" if name in ("method", "k") else f"--option {name}"
+    return f"--{name}" if name in ("method", "k") else f"--option {name}".rstrip()

@@ -46,6 +46,11 @@ class Study(Config):
         """The file of the study's report."""
         return self.reports / self.study / "report.html"
 
+    @property
+    def task_rows(self) -> list[str]:
+        """The names of the study's tasks in `tasks.tsv`: of several variants of a task, its name once."""
+        return list(dict.fromkeys(variant_of(task).task for task in self.tasks))
+
     def prompts_of(self, task: str, root: Path) -> list[Prompt]:
         """The first prompts of a task, as many as its cell with the largest batch runs; `root` is the results folder.
 
@@ -58,7 +63,7 @@ class Study(Config):
     def evaluated(self, root: Path) -> frozenset[str]:
         """The normalized text of every prompt of the study's tasks that is at hand, also of those not measured yet."""
         found: set[str] = set()
-        for task in self.tasks:
+        for task in self.task_rows:
             with suppress(PromptError):  # not there yet, or unusable, which the job that measures will say
                 prompts = self._read(task, root)
                 found.update(normalized(text) for each in prompts for text in each.asks())
@@ -67,7 +72,7 @@ class Study(Config):
     @cached_property
     def _trained_on(self) -> frozenset[str]:
         """Fingerprints of the requests that the pairs' drafts and heads brought with them."""
-        rows = [self.rows.pairs[pair] for pair in self.pairs]
+        rows = self.rows.pairs.values()  # also those that only an entry of `methods:` names
         folders = {source for row in rows for source in (row.draft, *row.head_folders.values()) if source}
         return frozenset().union(*(trained_on(Path(folder).expanduser()) for folder in folders))
 

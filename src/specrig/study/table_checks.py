@@ -214,7 +214,7 @@ def check_tasks(study: Study, problems: Problems) -> None:
     """
     _check_chat(study, problems)
     _check_contexts(study, problems)
-    for name in study.tasks:
+    for name in study.task_rows:
         row, file, where = study.rows.tasks[name], study.tables.tasks, f"row {name!r}"
         for scorer in row.scorer.split():
             if scorer not in scorers():
@@ -236,7 +236,7 @@ def check_tasks(study: Study, problems: Problems) -> None:
 
 def _check_corpus_task(study: Study, name: str, problems: Problems) -> None:
     available, needed = study.training.corpus.prompts, study.grid.prompts_read(name)
-    if variant_of(name).task not in PROMPT_FILES:
+    if name not in PROMPT_FILES:
         fix = nearest(name, PROMPT_FILES, what="it has")
         problems.row(study.tables.tasks, None, f"row {name!r}", "the corpus has no such task", fix)
     elif needed > available:
@@ -249,7 +249,8 @@ def _check_corpus_task(study: Study, name: str, problems: Problems) -> None:
 def _check_own_prompts(study: Study, name: str, row: Task, problems: Problems) -> None:
     try:
         prompts = study.prompts_of(name, study.root)
-        for pair in study.pairs:
+        measured = (cell.pair for _, cell in study.grid.requested if variant_of(cell.task).task == name)
+        for pair in dict.fromkeys(measured):
             files = study.paths.pair_files(pair, study.root)
             if Path(files.target).is_dir() and study.rows.pairs[pair].trained_in("target") is None:
                 check_lengths(prompts, name, files, study.max_new_tokens)
@@ -277,7 +278,7 @@ def _check_contexts(study: Study, problems: Problems) -> None:
 
 def _task_index(study: Study, task: str) -> int:
     """The index, in the config's `tasks`, of a task or of that of which it is a variant."""
-    return list(dict.fromkeys(variant_of(each).task for each in study.tasks)).index(variant_of(task).task)
+    return study.task_rows.index(variant_of(task).task)
 
 
 def _check_chat(study: Study, problems: Problems) -> None:

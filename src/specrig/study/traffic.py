@@ -19,11 +19,11 @@ class Limits(Settings):
     """What a request must keep to count for goodput; null: no such limit."""
 
     ttft_s: Seconds | None = None
-    """Most seconds to the first token."""
+    """Maximum seconds to the first token."""
     tpot_s: Seconds | None = None
-    """Most seconds for each later token, in the mean of the request."""
+    """Maximum seconds for each later token, in the mean of the request."""
     latency_s: Seconds | None = None
-    """Most seconds of the whole answer."""
+    """Maximum seconds of the whole answer."""
 
 
 class Traffic(Settings):
@@ -45,7 +45,7 @@ class Traffic(Settings):
     prompts: int = Field(64, ge=1)
     """Different prompts of each task, sent again and again in the same order."""
     timeout_s: Seconds = 120.0
-    """A request that sends nothing for this long, or is not complete after it, is a counted time-out."""
+    """A request that gets no token for this long, or is not complete after it, is a counted time-out."""
     goodput: Limits = Limits()
     """Limits of a request that count for goodput."""
 
