@@ -173,6 +173,11 @@ def test_it_goes_on_from_a_checkpoint(pair: tuple[str, Path], sums: tuple[Recipe
     (tmp_path / "cut/config.json").write_text((first / "config.json").read_text())
     with pytest.raises(TrainingError, match=f"training.{kind.name} cannot go on from it: {lost} is missing"):
         made(sums, name, tmp_path / "other", keys | {"initial_checkpoint": tmp_path / "cut"})
+    if "token_map" in before:  # as published ones may be, by frequency
+        falling = before | {"token_map": before["token_map"].flip(0)}
+        save_file(falling, tmp_path / "cut/model.safetensors")
+        with pytest.raises(TrainingError, match="the ids of its drafted tokens do not rise"):
+            made(sums, name, tmp_path / "other", keys | {"initial_checkpoint": tmp_path / "cut"})
 
 
 def test_what_is_missing_is_named(sums: tuple[Recipe, Path], tmp_path: Path) -> None:

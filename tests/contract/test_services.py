@@ -391,6 +391,8 @@ def test_the_drafter_is_draft_model_with_a_network_between(pair: PairFiles, nati
             assert sum(calls for calls, _ in found[0].draft_passes.values()) == rounds * K
         service = engine._service
         assert service is not None
+        health = json.loads(RowsClient(service.url).post("/health", None, method="GET"))
+        assert health["open_sessions"] == 3, "the texts of the first batch have ended"
         os.kill(service.process.process.pid, signal.SIGKILL)
         service.process.died(5)
         with pytest.raises(EngineError, match="no service answers there"):

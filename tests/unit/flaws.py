@@ -179,7 +179,7 @@ FLAWS = [
     ),
     Flaw(
         "siblings judged with one uniform",
-        ((WALK, "judged[index][child] * q", "judged[index][siblings[0]] * q"),),
+        ((WALK, "host_uniforms[index][child] * q", "host_uniforms[index][siblings[0]] * q"),),
         TREES,
     ),
     Flaw(

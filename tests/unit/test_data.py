@@ -91,6 +91,11 @@ class Host(BaseHTTPRequestHandler):
     content = b"".join(json.dumps(row).encode() + b"\n" for row in ROWS)
 
     def do_GET(self) -> None:
+        if self.path.endswith("t.csv?download=true"):
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"id,prompt\n1,why?\n")
+            return
         if self.path.endswith("p.jsonl"):
             self.send_response(200)
             self.end_headers()
@@ -131,8 +136,15 @@ def test_an_address_is_fetched_mapped_and_checked(workplace: Path, host: str) ->
         fetch_prompts(study, "gone", study.root)
 
 
+def test_the_query_of_an_address_is_no_part_of_its_ending(host: str) -> None:
+    (row,) = fetch_rows(f"{host}/t.csv?download=true")
+    assert row[2] == {"id": 1, "prompt": "why?"}
+
+
 def test_nothing_is_fetched_offline(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(
+        "huggingface_hub.constants.HF_HUB_OFFLINE", True
+    )  # as it reads HF_HUB_OFFLINE, TRANSFORMERS_OFFLINE
     with pytest.raises(PromptError, match="offline mode is on"):
         fetch_rows(f"{host}/p.jsonl")
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import resource
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from specrig.engines.base import Engine
-from specrig.engines.vllm.processes import intel_openmp, placing
+from specrig.engines.vllm.processes import intel_openmp, placing, quiet_llvmlite
 
 
 @pytest.mark.parametrize(("platform", "counted"), [("linux", 300 * 1024), ("darwin", 300 * 1024**2)])
@@ -53,3 +54,15 @@ def test_vllm_is_bound_to_its_cores_unless_it_shares_them(
     monkeypatch.setattr("sys.platform", "linux")
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {7, 5, 4, 6}, raising=False)
     assert placing(threads) == {"VLLM_CPU_OMP_THREADS_BIND": bound, "OMP_NUM_THREADS": str(threads)}
+
+
+def test_llvmlite_is_quietened_once_and_not_at_every_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Library:
+        def __getattr__(self, name: str) -> str:
+            return name
+
+    monkeypatch.setitem(sys.modules, "llvmlite.binding.ffi", SimpleNamespace(lib=Library()))
+    quiet_llvmlite()
+    first = Library.__getattr__
+    quiet_llvmlite()
+    assert Library.__getattr__ is first and Library().function == "function"

@@ -18,6 +18,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from specrig.cell import Cell
 from specrig.engines.native import Native
+from specrig.models import to_gguf
 from specrig.models.gguf import config, convert, is_gguf, located, slug
 from specrig.models.pair import ModelError, PairFiles
 from specrig.planning.estimate import pair_sizes
@@ -137,6 +138,12 @@ def test_the_header_tells_the_size(file: Path) -> None:
     assert {key: found[key] for key in ("model_type", "hidden_size", "num_hidden_layers", "vocab_size", "tie_word_embeddings")} == {
         "model_type": "llama", "hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 258, "tie_word_embeddings": True,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("key", ["rope_type", "type"])
+def test_scaled_rotary_positions_are_refused_under_either_name(key: str) -> None:
+    refusal = to_gguf.refuses({"model_type": "llama", "rope_scaling": {key: "linear", "factor": 2.0}})
+    assert refusal is not None and "scaled rotary positions" in refusal
 
 
 def test_a_file_inside_a_package(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -116,6 +116,12 @@ def test_layers_by_share_by_number_and_as_found(tmp_path: Path) -> None:
         assert drafter.model.skipped == expected  # type: ignore[attr-defined]
 
 
+def test_a_share_that_leaves_no_layer_out_is_refused(tmp_path: Path) -> None:
+    options = LayerSkip.Options(skip=0.05)
+    with pytest.raises(DecodingError, match=f"leaves out none of the target's {LAYERS} layers"):
+        LayerSkip(options, resources(cached_model(llama()), tmp_path))
+
+
 def test_layers_that_are_named_need_no_search() -> None:
     assert MethodEntry.model_validate({"method": "layer_skip"}).needs == {"layer_skip"}
     assert MethodEntry.model_validate({"method": "layer_skip", "skip": [0.2, 0.4]}).needs == set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shutil
@@ -10,6 +11,7 @@ import sys
 import tomllib
 import venv
 import zipfile
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -48,6 +50,21 @@ def test_every_dependency_is_pinned_within_its_range(repository: Path, project: 
     for requirement in map(Requirement, requirements):
         version = lock[canonicalize_name(requirement.name)]
         assert requirement.specifier.contains(Version(version)), f"{requirement} is pinned to {version}"
+
+
+def test_every_package_that_is_imported_is_declared(repository: Path, project: dict) -> None:
+    extras = project["optional-dependencies"].values()
+    listed = [*project["dependencies"], *(requirement for extra in extras for requirement in extra)]
+    declared = {canonicalize_name(Requirement(requirement).name) for requirement in listed}
+    imported = set()
+    for node in (node for file in (repository / "src").rglob("*.py") for node in ast.walk(ast.parse(file.read_text()))):
+        if isinstance(node, ast.Import):
+            imported |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            imported.add(str(node.module).partition(".")[0])
+    distributions = packages_distributions()
+    for module in imported - sys.stdlib_module_names - {"specrig"}:
+        assert declared & {canonicalize_name(name) for name in distributions.get(module, [module])}, module
 
 
 def test_the_lock_serves_cpu_and_cuda_builds_of_torch(repository: Path) -> None:

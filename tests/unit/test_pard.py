@@ -90,6 +90,13 @@ def test_it_starts_as_the_draft_and_learns_what_the_target_wrote() -> None:
         learner(draft, mask_token=V)
 
 
+def test_an_untrained_drafts_mask_ends_no_text(tmp_path: Path) -> None:
+    config = llama(1).config
+    config.eos_token_id = V - 1
+    pard.initialise(tmp_path, config, seed=0)
+    assert json.loads((tmp_path / "config.json").read_bytes())["pard_token"] == V - 2
+
+
 @pytest.mark.parametrize("rows", [V, V + 4, V - 4])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_one_pass_a_round_and_no_mask_in_the_cache(tmp_path: Path, rows: int, temperature: float) -> None:

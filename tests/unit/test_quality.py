@@ -65,6 +65,7 @@ def test_every_scorer_is_in_the_file_of_its_name() -> None:
         ("x = bytearray(3 << 30)", "", False),
         ("open('big', 'wb').write(bytes(4 << 20))", "", False),
         ("import os\nassert 'HOME' not in os.environ", "", True),
+        ("print('x' * (2 << 20))", "", False),
     ],
 )
 def test_programs_pass_only_by_running_to_their_end_within_limits(code: str, tests: str, expected: bool) -> None:

@@ -4,6 +4,8 @@ found.
 
 from __future__ import annotations
 
+import gc
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from transformers import MistralConfig, MistralForCausalLM, PreTrainedTokenizerF
 
 from runs import own_study
 from specrig.audit import reference
-from specrig.audit.run import audit_records
+from specrig.audit.run import AuditTarget, audit_records
 from specrig.measurement.records import Record, study_records
 from specrig.measurement.runner import measure
 from specrig.results.audit_tables import identity, sentence, verdict_grid
@@ -108,6 +110,17 @@ def test_a_wrong_mask_is_identical_to_itself_and_found_all_the_same(windowed: Pa
     assert f"1 of 2 {equal} A test passes where" in sentence(parted.assign(passed=[False, False]))
     assert "passed, 50 % identical" in {row[-2].text for row in verdict_grid(parted).rows}
     assert "identical" not in sentence(audit.drop(columns="identical")), "audits of before had no such column"
+
+
+def test_an_audited_pair_is_forgotten_before_the_next_is_loaded(windowed: Path) -> None:
+    study = load_study(windowed)
+    target = AuditTarget(study, "tiny", study.root)
+    assert target.prompts("own") is target.prompts("own") and target.scores([1, 2]) is target.scores((1, 2))
+    engine = weakref.ref(target.precise)
+    assert engine() is target.engine, "which is of float32 itself"
+    del target
+    gc.collect()
+    assert engine() is None
 
 
 def test_outputs_without_speculation_are_counted_apart() -> None:

@@ -116,6 +116,13 @@ def test_what_is_no_datastore_of_the_target_is_refused(tmp_path: Path) -> None:
         Rest.Options(longest=4, shortest=5)
 
 
+def test_an_untrained_datastore_has_the_vocabulary_of_the_text_model(tmp_path: Path) -> None:
+    """Gemma 3 and others keep it in a configuration of their own, inside the model's."""
+    nested = SimpleNamespace(get_text_config=lambda decoder: SimpleNamespace(vocab_size=V))
+    rest.initialise(tmp_path, nested, seed=0)
+    assert rest.load(tmp_path, resources_of(tmp_path).target).vocabulary == V
+
+
 def test_padding_of_the_targets_vocabulary_is_never_drafted(tmp_path: Path) -> None:
     rest.save(tmp_path / "rest", datastore([[1, 4, 1, 3]], V))
     resources = resources_of(tmp_path)

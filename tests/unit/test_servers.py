@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -302,6 +302,18 @@ def test_a_launch_that_fails_quotes_the_log() -> None:
     first, *rest = str(caught.value).splitlines()
     assert "ended with status 7 before it was ready; its log ends with: RuntimeError: CUDA out of memory" in first
     assert "loading weights" in rest[0]
+
+
+def test_another_process_that_answers_at_the_port_makes_no_server_ready() -> None:
+    stranger = ThreadingHTTPServer(("127.0.0.1", 0), SimpleHTTPRequestHandler)
+    threading.Thread(target=stranger.serve_forever, daemon=True).start()
+    script = "import sys, time; time.sleep(2); sys.exit('address already in use')"
+    try:
+        with pytest.raises(EngineError, match=r"ended with status 1 before it was ready; .*address already in use"):
+            ServerProcess([sys.executable, "-c", script], f"http://127.0.0.1:{stranger.server_port}", health="/")
+    finally:
+        stranger.shutdown()
+        stranger.server_close()
 
 
 def test_a_launch_that_hangs_is_ended(tmp_path: Path) -> None:

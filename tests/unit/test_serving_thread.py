@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +13,32 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from specrig.audit.toy_pair import build
+from specrig.models.weights import weights_of
 from specrig.services import protocol
 from specrig.services import worker_app as service
 from specrig.services.client import RemoteSession
 from specrig.services.protocol import RowsRequest
 from specrig.services.workers import TargetWorker
+
+
+def test_texts_end_in_the_thread_that_uses_them(tmp_path: Path) -> None:
+    """The thread of the requests must not remove them from under a batch that runs."""
+    model = weights_of(build(tmp_path)).cached("target", "cpu")
+    worker, threads = TargetWorker(model, 2, 64), list[str]()
+    end = worker.sessions.end
+
+    def watched(sessions: Sequence[int]) -> None:
+        threads.append(threading.current_thread().name)
+        end(sessions)
+
+    worker.sessions.end = watched  # type: ignore[method-assign]
+    pool = ThreadPoolExecutor(1, thread_name_prefix="worker")
+    first, second = RemoteSession(), RemoteSession()
+    with TestClient(service.worker_app(worker, batch=2, queue=8, key=None, thread=pool)) as client:
+        for session, ended in ((first, []), (second, [first.id])):
+            message = RowsRequest([session.request([1, 2, 3], temperature=0.0)], ended=ended)
+            assert client.post(protocol.PATH, content=protocol.pack(message)).status_code == 200
+    assert threads == ["worker_0"] and len(worker.sessions) == 1
 
 
 def test_the_thread_that_loads_a_model_runs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,6 +31,7 @@ from specrig.audit.run import audit_records
 from specrig.audit.toy_pair import build
 from specrig.cell import Cell
 from specrig.dag.rules import Rules
+from specrig.engines.base import EngineError
 from specrig.engines.http.client import Client, Completion, TimedOutError
 from specrig.engines.llamacpp import LlamaCpp
 from specrig.engines.native import Native
@@ -47,6 +48,7 @@ from specrig.reporting.tables.files import write_tables
 from specrig.results.labels import DISTURBED_NOTE
 from specrig.results.study_data import read_study
 from specrig.results.traffic_table import crossover_sentences, traffic_grid
+from specrig.runtime.errors import first_line
 from specrig.sharing.archive import pack, published_points, unpack
 from specrig.sharing.checks.audit import audit_differences
 from specrig.study.load import load_study
@@ -155,6 +157,16 @@ def test_a_closed_loop_never_lets_the_load_fall(at_once: int) -> None:
     requests = Requests(send, ["0"], warmup=2, counted=10, at_once=at_once)
     closed_loop(requests, at_once)
     assert len(seen) >= 10 and set(seen) == {at_once}
+
+
+def test_a_failure_without_a_message_is_a_failure() -> None:
+    def send(_: int) -> Completion:
+        raise EngineError("")
+
+    requests = Requests(send, ["0"], warmup=0, counted=1, at_once=1)
+    closed_loop(requests, 1)
+    assert requests.found[0].error == "EngineError"
+    assert first_line(EngineError("\n  the reason \nmore")) == "the reason"
 
 
 def test_an_open_loop_sends_at_its_own_pace(make_study: MakeStudy, urls: dict[str, str]) -> None:

@@ -514,6 +514,18 @@ def test_a_token_without_a_label_has_no_cross_entropy() -> None:
     assert divergence > 0
 
 
+def test_a_loss_of_no_tokens_is_zero_and_not_nan() -> None:
+    none = torch.zeros(0, 9, requires_grad=True)
+    for loss in (
+        losses.distillation(none, none, torch.zeros(0).long(), 0.5),
+        losses.distribution_loss(none, none, "kl"),
+    ):
+        assert loss.item() == 0
+        loss.backward()
+    some = torch.randn(3, 9)
+    assert losses.distribution_loss(some, -some, "kl", torch.zeros(3)).item() == 0
+
+
 @pytest.mark.usefixtures("chunks")
 @pytest.mark.parametrize("kl_weight", [None, 0.0, 0.7, 1.0])
 def test_lean_losses_have_the_values_and_gradients_of_the_plain_ones(kl_weight: float | None) -> None:

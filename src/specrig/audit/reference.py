@@ -20,7 +20,8 @@ from specrig.engines.base import EngineError
 from specrig.measurement.blocks import baseline_of
 from specrig.measurement.records import Record
 from specrig.measurement.task_prompts import prepared
-from specrig.models.pair import PairFiles, first_line
+from specrig.models.pair import PairFiles
+from specrig.runtime.errors import first_line
 from specrig.runtime.gpus import resolve_device
 
 if TYPE_CHECKING:

@@ -5,9 +5,10 @@ A row with a p-value has no verdict yet: `multiple_testing` gives the verdicts w
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, cached_property
 from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -121,6 +122,8 @@ def audit_records(
                 rows.append(_judged(found, "not tested", float("nan"), False, found[0].lossless, str(error)))
         of_pair = (turns for turns in under_load if turns[0].point.cell.pair == pair)
         rows += [_served(list(loads), target) for _, loads in groupby(of_pair, key=_order)]
+        del target
+        gc.collect()  # an engine and its drafters refer to each other, and the next pair needs the memory
     _write(rows, out)
 
 
@@ -130,8 +133,10 @@ class AuditTarget:
     def __init__(self, study: Study, pair: str, root: Path) -> None:
         self.study, self.pair, self.root = study, pair, root
         self.files = study.paths.pair_files(pair, root).only(())
+        # Not `@cache` on the methods: that keeps every pair in memory until the process ends.
+        self.prompts, self._scores = cache(self._prompts), cache(self._computed_scores)
 
-    @cache  # noqa: B019 (one object a pair, gone with the audit)
+    @cached_property
     def engine(self) -> Native:
         """The pair in the native engine."""
         from specrig.engines.native import Native
@@ -140,19 +145,18 @@ class AuditTarget:
             self.files, device=resolve_device(self.study.device, self.study.most_gpus()), threads=self.study.threads
         )
 
-    @cache  # noqa: B019
-    def prompts(self, task: str) -> dict[str, list[int]]:
+    def _prompts(self, task: str) -> dict[str, list[int]]:
         """Prompt id -> token ids."""
         return {
-            prompt.id: self.engine().encode(prompt.text) for prompt in prepared(self.study, task, self.files, self.root)
+            prompt.id: self.engine.encode(prompt.text) for prompt in prepared(self.study, task, self.files, self.root)
         }
 
     def plain(self, cell: Cell, prompt: Sequence[int]) -> list[int]:
         """What the native engine decodes after `prompt` with this cell."""
-        (made,) = self.engine().generate(cell, [prompt], max_new_tokens=self.study.max_new_tokens, seeds=[0])
+        (made,) = self.engine.generate(cell, [prompt], max_new_tokens=self.study.max_new_tokens, seeds=[0])
         return made.tokens
 
-    @cache  # noqa: B019
+    @cached_property
     def precise(self) -> Native:
         """The pair in float32; on the processor where the device cannot hold it."""
         import torch
@@ -160,7 +164,7 @@ class AuditTarget:
         from specrig.engines.native import Native
 
         if self.files.dtype == "float32":
-            return self.engine()
+            return self.engine
         files = replace(self.files, dtype="float32", engine_options={})
         try:
             return Native(
@@ -170,14 +174,13 @@ class AuditTarget:
             return Native(files, threads=self.study.threads)
 
     def scores(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """The target's logits `[V]` after `tokens`, in float32."""
+        """The target's logits `[V]` after `tokens`, in float32; kept, since methods diverge at the same positions."""
         return self._scores(tuple(tokens))
 
-    @cache  # noqa: B019 (methods diverge at the same positions)
-    def _scores(self, tokens: tuple[int, ...]) -> NDArray[np.float32]:
+    def _computed_scores(self, tokens: tuple[int, ...]) -> NDArray[np.float32]:
         import torch
 
-        model = self.precise().target
+        model = self.precise.target
         model.start(1, len(tokens))
         scores, _ = model.forward(torch.tensor([tokens], device=model.device), last=[len(tokens) - 1])
         found: NDArray[np.float32] = scores[0, 0].float().cpu().numpy()
@@ -187,7 +190,7 @@ class AuditTarget:
         """`[last, V]`: the target's logits at the last positions of `tokens`, in the study's precision."""
         import torch
 
-        model = self.engine().target
+        model = self.engine.target
         model.start(1, len(tokens))
         scores, _ = model.forward(torch.tensor([list(tokens)], device=model.device))
         found: NDArray[np.float64] = scores[0, -last:].double().cpu().numpy()

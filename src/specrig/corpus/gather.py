@@ -18,6 +18,7 @@ from specrig.corpus import instructions, locale_text, source_text, stories
 from specrig.corpus.example import CHAT, EXPLANATION, TASKS, CorpusError, Example, number
 from specrig.corpus.recipe import Corpus
 from specrig.corpus.wording import normalized
+from specrig.runtime.errors import first_line
 
 SOURCES: dict[str, Callable[[int, Corpus], Iterator[Example]]] = {
     "code": source_text.code,
@@ -145,7 +146,7 @@ def read(path: Path) -> list[dict[str, str]]:
         try:
             rows.append(_row(line))
         except (ValueError, RecursionError) as error:
-            reason = str(error).splitlines()[0]
+            reason = first_line(error)
             raise CorpusError(
                 f"{path}:{at}: not a row of the corpus ({reason}); build it again with `specrig corpus`"
             ) from error

@@ -1,1 +1,1 @@
-"""Speculative decoding: drafts, verification, key/value cache and the one loop. Token ids only, no files, no config."""
+"""Speculative decoding: drafts, verification and the one loop. Token ids only, no files, no config."""

@@ -199,7 +199,7 @@ def _walked(draft: Draft, p: Tensor, uniforms: Tensor) -> Verdict:
     token's.
     """
     verdict = empty_verdict(draft)
-    judged, counts = uniforms.tolist(), draft.offered
+    host_uniforms, counts = uniforms.tolist(), draft.offered
     for index, row in enumerate(read_rows(draft)):
         path: list[int] = []
         shares: dict[int, float] = {}
@@ -221,7 +221,7 @@ def _walked(draft: Draft, p: Tensor, uniforms: Tensor) -> Verdict:
                 if q <= 0:
                     continue  # q had fewer tokens than siblings that were drawn from it: this one was never drawn
                 # Accept with probability min(1, p / q): u q < p needs no division.
-                if judged[index][child] * q < float(rest[token]):
+                if host_uniforms[index][child] * q < float(rest[token]):
                     node = child
                     path.append(child)
                     break
@@ -260,7 +260,7 @@ def _judged(draft: Draft, p: Tensor, uniforms: Tensor) -> Verdict:
 
     # Node n, which is none, has token 0 and a uniform of 1, so that gathers by `table` are always in range.
     tokens = torch.cat((draft.tokens, draft.tokens.new_zeros(B, 1)), 1)
-    chances = torch.cat((uniforms[:, :n], uniforms.new_ones(B, 1)), 1)
+    node_uniforms = torch.cat((uniforms[:, :n], uniforms.new_ones(B, 1)), 1)
 
     # At every slot: what is left of p and of q, [B, m, V]; q None is one-hot. Σ_x min(p, q) before anything is
     # rejected: [B, m].
@@ -279,7 +279,7 @@ def _judged(draft: Draft, p: Tensor, uniforms: Tensor) -> Verdict:
         q = torch.ones_like(shares) if left is None else left.gather(-1, token.unsqueeze(-1)).squeeze(-1)
         offered = (child < n) & (q > 0)  # q = 0: it was never drawn
         # Accept with probability min(1, p / q).
-        passed = (chances.gather(1, child) * q < rest.gather(-1, token.unsqueeze(-1)).squeeze(-1)) & offered
+        passed = (node_uniforms.gather(1, child) * q < rest.gather(-1, token.unsqueeze(-1)).squeeze(-1)) & offered
         accepted.scatter_(1, child, passed)
         # As if rejected, for the younger siblings: p loses what q covered, q loses the sibling.
         rest = torch.where(offered.unsqueeze(-1), residual(rest, left, token), rest)

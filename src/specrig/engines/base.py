@@ -51,10 +51,10 @@ def lacks(title: str, engine: str, cell: Cell) -> str | None:
 
 
 def not_a_chain(title: str, engine: str, cell: Cell) -> str | None:
-    """Why an engine that has no token trees cannot run the cell with these options; None: it can."""
+    """Why an engine that has one form of each method cannot run the cell with these options; None: it can."""
     for name, needed in foreign(engine)[cell.method].options.items():
         if cell.options.get(name, needed) != needed:
-            return f"{title} verifies chains only, by exact acceptance: set {name}: {needed} (not {cell.options[name]})"
+            return f"{title} runs {cell.method} only with {name}: {needed} (not {cell.options[name]})"
     return None
 
 

@@ -78,6 +78,7 @@ class Native(WeightsEngine):
         self._loaded_mb: dict[str, float] = {}
         self._unused_mb = 0.0
         self._service: DraftProcess | None = None
+        self._remotes: dict[tuple[float, bool], RemoteDraft] = {}
         if pair.draft is not None:
             with suppress(ModelError):  # it fails the cells that need it, each with the reason
                 self.model("draft")  # now, since it may narrow the vocabulary of all
@@ -189,13 +190,17 @@ class Native(WeightsEngine):
             vocabulary = self.model(name).vocab_size
             self.close()
             self._service = DraftProcess(self.pair, rows, context, vocabulary, self.device, self.threads)
-        return RemoteDraft(self._service.url, latency_s=latency_s, half=half)
+        key = latency_s, half
+        if key not in self._remotes:  # one that stays: its connection is open, and it ends the texts that it began
+            self._remotes[key] = RemoteDraft(self._service.url, latency_s=latency_s, half=half)
+        return self._remotes[key]
 
     def close(self) -> None:
         """End the draft's service, where one was started."""
         if self._service is not None:
             self._service.process.close()
             self._service = None
+            self._remotes.clear()
 
     def _drafter(self, cell: Cell, key: str) -> Drafter:
         if key not in self._drafters:

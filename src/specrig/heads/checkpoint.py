@@ -81,8 +81,8 @@ def is_rounded(folder: Path) -> bool:
 
 
 def drafted_tokens(config: Mapping[str, Any], tensors: dict[str, Tensor]) -> Tensor | None:
-    """The rising ids `[Vd]` of the tokens that a checkpoint drafts, in whichever of the three forms it names them;
-    None: all. config: its config.json.
+    """The ids `[Vd]` of the tokens that a checkpoint drafts, in its order and in whichever of the three forms it names
+    them; None: all. config: its config.json.
     """
     if "d2t" in tensors:
         return tensors["d2t"] + torch.arange(len(tensors["d2t"]))

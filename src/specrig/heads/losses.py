@@ -25,7 +25,7 @@ ETA = 3.0
 
 
 class _ByChunks(torch.autograd.Function):
-    """The sum of `loss(rows of logits, rows of the others)` over the chunks, by N."""
+    """The sum of `loss(rows of logits, rows of the others)` over the chunks, by N; 0 of no rows."""
 
     @staticmethod
     def forward(ctx: Any, loss: Callable[..., Tensor], logits: Tensor, *others: Tensor) -> Tensor:
@@ -34,7 +34,7 @@ class _ByChunks(torch.autograd.Function):
         for slope, part, *inputs in zip(*(each.split(rows) for each in (gradient, logits, *others)), strict=True):
             with torch.enable_grad():
                 own = part.detach().float().requires_grad_()
-                value = loss(own, *inputs) / len(logits)
+                value = loss(own, *inputs) / max(1, len(logits))
             slope.copy_(torch.autograd.grad(value, own)[0])
             total += value.detach()
         ctx.save_for_backward(gradient)
@@ -93,7 +93,8 @@ def distribution_loss(logits: Tensor, goal: Tensor, kind: str, weights: Tensor |
 
     if weights is None:
         weights = torch.ones(len(logits), device=logits.device)
-    found: Tensor = _ByChunks.apply(loss, logits, goal, weights / weights.mean())
+    mean = weights.mean().clamp(min=torch.finfo(weights.dtype).tiny)  # all may be 0
+    found: Tensor = _ByChunks.apply(loss, logits, goal, weights / mean)
     return found
 
 

@@ -18,6 +18,7 @@ from torch.nn import functional as F  # noqa: N812 - its usual name
 from transformers import GenerationConfig
 
 from specrig.heads.base import TrainingError
+from specrig.runtime.errors import first_line
 from specrig.runtime.linear import multiplies_bfloat16
 from specrig.runtime.whole import load_whole
 
@@ -157,7 +158,7 @@ def read_model(folder: Path, dtype: Any) -> Any:
     try:
         return load_whole(str(folder), dtype=dtype)
     except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
-        raise TrainingError(f"{folder}: transformers cannot load this model ({str(error).splitlines()[0]})") from error
+        raise TrainingError(f"{folder}: transformers cannot load this model ({first_line(error)})") from error
 
 
 def end_tokens(folder: Path) -> tuple[int, ...]:

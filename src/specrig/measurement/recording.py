@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from specrig.measurement.records import Counts, Rounds, Run, write_atomically
 from specrig.provenance.environment import file_sha256
+from specrig.runtime.errors import first_line
 
 if TYPE_CHECKING:
     from specrig.decoding.types import Generation
@@ -71,7 +72,7 @@ def write_index(folder: Path, digests: Mapping[str, str], failed: Mapping[str, s
 
 def reported(name: str, error: Exception) -> str:
     """The reason of a failure in one line, also written to standard error; with SPECRIG_DEBUG=1 the traceback too."""
-    reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
+    reason = f"{type(error).__name__}: {first_line(error)}"
     print(f"{name} failed: {reason}", file=sys.stderr)
     if os.environ.get("SPECRIG_DEBUG"):
         traceback.print_exception(error)

@@ -17,6 +17,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from specrig.cell import Cell
+from specrig.runtime.errors import first_line
 
 SCHEMA_VERSION: Literal[4] = 4
 SCHEMA_VERSIONS = (1, 2, 3, 4)
@@ -239,8 +240,7 @@ def read_records(path: Path) -> Iterator[Record]:
                 raise
             except (ValueError, AttributeError, RecursionError) as error:
                 raise RecordError(
-                    f"{path}:{number}: not a record ({str(error).splitlines()[0]}); "
-                    "delete the file to measure its cell again"
+                    f"{path}:{number}: not a record ({first_line(error)}); delete the file to measure its cell again"
                 ) from error
 
 

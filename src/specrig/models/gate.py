@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from specrig.models import facts, gguf, hub
-from specrig.models.pair import ModelError, PairFiles, first_line
+from specrig.models.pair import ModelError, PairFiles
+from specrig.runtime.errors import first_line
 
 AGAIN = "copy or train the model again"
 SIZES = (

@@ -19,7 +19,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from specrig.models.pair import ModelError, first_line
+from specrig.models.pair import ModelError
+from specrig.runtime.errors import first_line
 from specrig.runtime.whole import load_whole
 
 PACKAGE = "package:"

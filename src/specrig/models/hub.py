@@ -4,7 +4,6 @@ the cache are huggingface_hub's. No torch here.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
@@ -12,7 +11,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from specrig.models import facts
-from specrig.models.pair import ModelError, PairFiles, first_line
+from specrig.models.pair import ModelError, PairFiles
+from specrig.runtime.errors import first_line
 
 
 class FileMissingError(ModelError):
@@ -104,6 +104,13 @@ def at_commits(pair: PairFiles) -> PairFiles:
     )
 
 
+def offline() -> bool:
+    """Whether the hub's offline mode is on (HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE)."""
+    from huggingface_hub import constants
+
+    return bool(constants.HF_HUB_OFFLINE)
+
+
 def present_commit(repository: str, kind: Literal["model", "dataset"]) -> str:
     """The commit that the hub's default branch is at now. Raises ModelError."""
     from huggingface_hub import HfApi
@@ -144,12 +151,13 @@ def _request(repository: str, what: str, request: Callable[[], str], revision: s
         ):
             reason = "neither a folder here nor on the hub, or private: correct its row, or `hf auth login`"
             raise ModelError(f"{repository}: {reason}") from error
-        if os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}:
+        if offline():
             reason = (
                 "offline mode is on (HF_HUB_OFFLINE) and the cache does not hold it: unset it and run once with the "
                 "network"
             )
             raise FileMissingError(f"{repository}: {what} cannot be had from the hub: {reason}") from error
-        lines = str(error.__cause__ or error).splitlines() or [type(error).__name__]
-        reason = f"{lines[0]}: check the network and HF_ENDPOINT; a folder's path does as well"
+        reason = (
+            f"{first_line(error.__cause__ or error)}: check the network and HF_ENDPOINT; a folder's path does as well"
+        )
         raise ModelError(f"{repository}: {what} cannot be had from the hub: {reason}") from error

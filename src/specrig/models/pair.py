@@ -14,11 +14,6 @@ class ModelError(RuntimeError):
     """A model or a pair that cannot be used; the message names what, why and the fix."""
 
 
-def first_line(error: BaseException) -> str:
-    """The first line of an error's message, or its type where it says nothing: what fits into a message of our own."""
-    return (str(error).splitlines() or [type(error).__name__])[0]
-
-
 @dataclass(frozen=True, slots=True)
 class PairFiles:
     """Where a pair's parts are: local folders or hub ids. heads: a head's name -> its folder."""

@@ -48,7 +48,8 @@ def refuses(config: dict[str, Any]) -> str | None:
             f"only Llama's architecture is written as GGUF, this is {kind!r}; name a GGUF file of the model as its "
             "source instead"
         )
-    rope = (config.get("rope_parameters") or config.get("rope_scaling") or {}).get("rope_type", "default")
+    scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    rope = scaling.get("rope_type", scaling.get("type", "default"))  # `type` in older files
     if (
         rope != "default"
         or config.get("attention_bias")

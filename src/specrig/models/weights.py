@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from specrig.models import facts, needs, split
 from specrig.models.gate import check_pair, config, config_of
 from specrig.models.hub import tokenizer
-from specrig.models.pair import ModelError, PairFiles, first_line
+from specrig.models.pair import ModelError, PairFiles
+from specrig.runtime.errors import first_line
 from specrig.runtime.whole import load_whole
 
 if TYPE_CHECKING:

@@ -9,6 +9,8 @@ from typing import Any
 
 import psutil
 
+from specrig.runtime.errors import first_line
+
 REPEATS = 8
 BURST = {"cpu": 1, "cuda": 4}
 """Number of copies that are timed together: a GPU makes one in less than a millisecond, a processor in a tenth of a
@@ -43,7 +45,7 @@ def copy_gb_s(device: str) -> float | None:
         source = torch.zeros(size // 4, dtype=torch.float32, device=device)
         target = torch.ones_like(source)
     except RuntimeError as error:  # another process took it
-        print(f"copy bandwidth is not measured: {str(error).splitlines()[0]}", file=sys.stderr)
+        print(f"copy bandwidth is not measured: {first_line(error)}", file=sys.stderr)
         return None
     seconds = []
     for _ in range(REPEATS):

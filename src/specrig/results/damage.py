@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from specrig.measurement.records import RecordError
-from specrig.models.pair import first_line
+from specrig.runtime.errors import first_line
 
 
 @contextmanager

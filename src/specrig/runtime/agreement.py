@@ -22,6 +22,7 @@ from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLa
 from specrig.runtime.attention import layer_patterns
 from specrig.runtime.cache import LayerShape
 from specrig.runtime.device import padded
+from specrig.runtime.errors import first_line
 from specrig.runtime.model import CachedModel
 from specrig.runtime.types import DecodingError
 
@@ -112,7 +113,7 @@ def check(model: CachedModel, reference: ModelReference) -> None:
     try:
         difference = _difference(model, reference)
     except (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
-        reason = (str(error).splitlines() or [""])[0]
+        reason = first_line(error)
         raise DecodingError(
             f"its forward pass fails over a cache that can be rolled back ({type(error).__name__}: {reason})"
         ) from error

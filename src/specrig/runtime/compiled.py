@@ -73,8 +73,8 @@ def to_eight_bits(weight: Tensor) -> Tensor:
     """A weight `[out, in]` rounded to 8 bits, each output with a scale of its own, as bytes in blocks of W outputs
     `[out / W, (in + 8) W]`.
 
-    A block holds its weights `[in / 4, W, 4]`, W scales in float32, and 128 times the sum of each output's weights: the
-    processor multiplies them with inputs that are moved up by 128.
+    A block holds its weights `[in / 4, W, 4]`, W scales in float32, and 128 times the sum of each output's weights. The sum is
+    taken off again where the processor multiplies whole numbers without signs, so that inputs are moved up by 128.
     """
     out, into = weight.shape
     W = vector_width()

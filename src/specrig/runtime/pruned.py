@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from specrig.runtime.device import Stopwatch
+from specrig.runtime.errors import first_line
 from specrig.runtime.llama_model import LlamaModel
 from specrig.runtime.model import CachedModel
 from specrig.runtime.transformers_model import TransformersModel
@@ -103,7 +104,7 @@ def _without(model: Any, skipped: frozenset[int], layers: int, device: torch.dev
     try:
         _probe(thin, device)
     except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
-        reason = (str(error).splitlines() or [""])[0]
+        reason = first_line(error)
         raise DecodingError(
             f"layer_skip: {type(model).__name__} does not run without layers {sorted(skipped)} "
             f"({type(error).__name__}: {reason}); leave out others (`skip`), or choose another method"

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from specrig.runtime.errors import first_line
 from specrig.runtime.types import FallbackWarning
 
 Function = Callable[..., tuple[Tensor, ...]]
@@ -77,7 +78,7 @@ class Replay:
             try:
                 self._recordings[key] = self.record(function, [tensor.clone() for tensor in inputs])
             except RuntimeError as error:
-                self.failure = str(error).splitlines()[0]
+                self.failure = first_line(error)
                 self.clear()
                 text = f"CUDA graphs cannot be used, passes run without them: {self.failure}"
                 warnings.warn(text, FallbackWarning, stacklevel=2)

@@ -145,7 +145,7 @@ async def body_of(request: Request, limit: int = MAX_BODY) -> bytes:
             async for chunk in request.stream():
                 found += chunk
                 if len(found) > limit:
-                    raise RefusedError(413, f"the request is longer than {limit >> 20} MiB", "send fewer rows at once")
+                    raise RefusedError(413, f"the request is longer than {limit >> 20} MiB", "send less at once")
     except TimeoutError as error:
         raise RefusedError(408, f"the body did not arrive in {BODY_S:g} s", "send it faster, or in parts") from error
     return bytes(found)

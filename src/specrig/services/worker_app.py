@@ -161,7 +161,7 @@ def worker_app(
         if batcher.waiting + len(message.rows) > queue:
             what = f"{batcher.waiting} rows wait already, {queue} may"
             raise RefusedError(503, what, "come again later, with fewer rows", retry_s=1)
-        worker.sessions.end(message.ended)
+        worker.ended += message.ended
         try:
             outputs = await asyncio.gather(*[batcher.submit((row, message.half)) for row in message.rows])
         except FullError as error:

@@ -6,7 +6,7 @@ Each text has a session and a row of the cache. The row that was not used for lo
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -130,6 +130,8 @@ class Worker(ABC):
     def __init__(self, model: CachedModel, sessions: int, context: int) -> None:
         self.model = model
         self.sessions = Sessions(model, sessions, context)
+        self.ended = deque[int]()
+        """Sessions that clients have ended. The next `step` forgets them: the one that runs now may use their rows."""
 
     def check(self, rows: Sequence[RowRequest]) -> None:
         """Raise ProtocolError for a row that cannot be run."""
@@ -144,6 +146,8 @@ class Worker(ABC):
     @torch.inference_mode()
     def step(self, rows: Sequence[RowRequest], half: bool) -> list[RowOutput]:
         """Run a batch. half: draw from, and return, probabilities in float16."""
+        while self.ended:
+            self.sessions.end([self.ended.popleft()])
         outputs = [RowOutput(known=False) for _ in rows]
         opened = enumerate(zip(rows, self.sessions.open(rows), strict=True))
         known = sorted(((at, row, session) for at, (row, session) in opened if session), key=lambda found: found[2].row)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from specrig.cell import Cell
 from specrig.measurement.records import SCHEMA_VERSIONS, Record, RecordError, replicate_of
-from specrig.models.pair import first_line
+from specrig.runtime.errors import first_line
 from specrig.sharing.archive import published_points, read_lines
 from specrig.sharing.checks import Located
 from specrig.sharing.checks.attempts import wrong_attempts

@@ -28,11 +28,11 @@ from specrig.corpus.trained_on import trained_on, write_trained_on
 from specrig.decoding.drafters import registry
 from specrig.heads.base import TrainingError
 from specrig.heads.checkpoint import is_rounded, packed, read
-from specrig.models.pair import first_line
 from specrig.provenance.environment import TRAINED_FOR, file_sha256, processor
 from specrig.provenance.trained_for import WEIGHTS, noted
 from specrig.results.grid import measured, number
 from specrig.results.labels import DISTURBED_NOTE
+from specrig.runtime.errors import first_line
 from specrig.study.study import Study
 from specrig.training.stages import FILES, TEXT
 from specrig.training.target_text import requests_of

@@ -13,6 +13,7 @@ from hashlib import sha256
 from importlib.util import find_spec
 from typing import Any
 
+from specrig.runtime.errors import first_line
 from specrig.tasks.sources import PromptError, Row
 
 PREFIX = "package:"
@@ -47,7 +48,7 @@ def package_rows(source: str, config: str | None) -> Iterator[Row]:
         for number, row in enumerate(PACKAGES[source.removeprefix(PREFIX)].rows(config), 1):
             yield number, f"{source}: row {number}", row
     except ValueError as error:
-        raise PromptError(f"{source}: {str(error).splitlines()[0]}; correct `config` in the task's row") from error
+        raise PromptError(f"{source}: {first_line(error)}; correct `config` in the task's row") from error
 
 
 def _small_talk(config: str | None) -> Iterator[dict[str, Any]]:

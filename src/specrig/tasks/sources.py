@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import re
 from collections.abc import Iterator
 from hashlib import sha256 as sha256_of
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-from specrig.models.pair import first_line
+from specrig.models.hub import offline
+from specrig.runtime.errors import first_line
 
 Row = tuple[int, str, dict[str, Any]]
 """(row number from 1, the row's place for error messages, its fields)"""
@@ -52,7 +53,7 @@ def fetch_rows(url: str, sha256: str | None = None) -> Iterator[Row]:
             f"{url}: cannot be fetched ({str(error) or type(error).__name__}); "
             "check the network and the address, or download the file and give its path"
         ) from None
-    return parse_rows(content, Path(url).suffix, url, sha256)
+    return parse_rows(content, Path(urlsplit(url).path).suffix, url, sha256)
 
 
 def hub_rows(name: str, config: str | None, split: str, revision: str | None) -> Iterator[Row]:
@@ -89,11 +90,6 @@ def hub_rows(name: str, config: str | None, split: str, revision: str | None) ->
             "run once with the network, or correct the row"
         )
     return ((number, f"{name}: row {number}", dict(row)) for number, row in enumerate(loaded, 1))
-
-
-def offline() -> bool:
-    """Whether the hub's offline mode is on (the environment variable HF_HUB_OFFLINE)."""
-    return os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}
 
 
 def parse_rows(content: bytes, ending: str, source: str, sha256: str | None = None) -> Iterator[Row]:
@@ -146,9 +142,7 @@ def _table(content: bytes, ending: str, source: str) -> Iterator[Row]:
             io.BytesIO(content), **({"keep_default_na": False} if ending == ".csv" else {})
         )
     except Exception as error:  # each reader has its own
-        raise PromptError(
-            f"{source}: not a readable {ending} file ({str(error).splitlines()[0]}); check its content"
-        ) from error
+        raise PromptError(f"{source}: not a readable {ending} file ({first_line(error)}); check its content") from error
     for number, row in enumerate(frame.to_dict("records"), 1):
         yield number, f"{source}: row {number}", {str(name): _plain(value) for name, value in row.items()}
 

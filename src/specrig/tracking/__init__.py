@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from specrig.measurement.records import replicate_of, write_atomically
 from specrig.results.study_data import StudyData, read_study
+from specrig.runtime.errors import first_line
 from specrig.tracking.experiment import DESCRIPTION, saved_views
 from specrig.tracking.run_content import NOTE, PromptDataset, RunContent
 from specrig.tracking.sqlite import check_sqlite
@@ -65,7 +66,7 @@ def track(study_dir: Path, report: Path | None = None) -> TrackingResult:
     try:
         done = _track(read_study(study_dir), report)
     except Exception as error:
-        reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
+        reason = f"{type(error).__name__}: {first_line(error)}"
         message = (
             f"MLflow tracking failed ({reason}).\nMeasurements, tables and report are complete without it. "
             f"To log the runs later: specrig track --study {study_dir / 'study.json'}"

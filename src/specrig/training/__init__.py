@@ -1,1 +1,1 @@
-"""Training of the embedded pair: corpus, tokenizer, target, draft. `recipe` and `corpus` import without torch."""
+"""Training of the embedded pair: tokenizer, target, draft. `recipe` imports without torch."""

@@ -86,14 +86,20 @@ class Initial:
 
     tensors: dict[str, Tensor]
     vocabulary: Tensor | None
-    """See `drafted_tokens`."""
+    """See `drafted_tokens`; the ids rise."""
 
 
 def _initial(folder: Path, title: str) -> Initial:
-    """The checkpoint in `folder`. Raises DecodingError where it holds none."""
+    """The checkpoint in `folder`. Raises DecodingError where it holds none, or one whose drafted tokens do not rise."""
     with reading(folder, f"{title} head"):
         tensors = read(folder)
-        return Initial(tensors, drafted_tokens(json.loads((folder / "config.json").read_bytes()), tensors))
+        drafted = drafted_tokens(json.loads((folder / "config.json").read_bytes()), tensors)
+    if drafted is not None and bool((drafted.diff() <= 0).any()):
+        raise DecodingError(
+            f"{folder}: training cannot go on from it: the ids of its drafted tokens do not rise; sort them, and the rows "
+            "of its LM head alike, or begin without initial_checkpoint"
+        )
+    return Initial(tensors, drafted)
 
 
 def _schedule(settings: NeuralHead, steps: int, lr: float, matrix_lr: float) -> Optimisation:

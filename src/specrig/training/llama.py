@@ -134,7 +134,7 @@ def save(model: Llama, folder: Path, ends: tuple[int, ...], drafted: Tensor | No
     """Write config.json, generation_config.json and model.safetensors (fp32) for `AutoModelForCausalLM`.
 
     ends: the tokens that end a text. drafted: the tokens that it drafts among, where these are not all
-    (`decoding.vocabulary`).
+    (`specrig.drafted` in config.json).
     """
     eos = ends[0]
     shape = model.shape

@@ -20,6 +20,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
 from specrig.heads.base import TrainingError
+from specrig.runtime.errors import first_line
 from specrig.training.checkpoint import FILE as CHECKPOINT
 from specrig.training.checkpoint import State, steps_done
 from specrig.training.optimizer import Optimizer
@@ -173,7 +174,7 @@ def within_memory(label: str) -> Iterator[None]:
         yield
     except torch.OutOfMemoryError as error:
         raise TrainingError(
-            f"{label}: the GPU's memory is full ({str(error).splitlines()[0]}); lower its batch (or raise accumulate), "
+            f"{label}: the GPU's memory is full ({first_line(error)}); lower its batch (or raise accumulate), "
             "text.batch, text.sequences or corpus_sequences in the study's training block"
         ) from error
 

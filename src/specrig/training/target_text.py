@@ -20,7 +20,7 @@ from specrig.corpus.trained_on import fingerprint
 from specrig.heads.base import TrainingError
 from specrig.heads.learner import Texts
 from specrig.heads.teacher import end_tokens, weights_of
-from specrig.models.pair import first_line
+from specrig.runtime.errors import first_line
 from specrig.training.recipe import Recipe
 from specrig.training.run import key_of, within_memory
 from specrig.training.stages import TEXT

@@ -22,7 +22,7 @@ from specrig.corpus.wording import Overlap, normalized
 from specrig.heads.base import TrainingError
 from specrig.heads.teacher import end_tokens, weights_of
 from specrig.models import hub
-from specrig.models.pair import first_line
+from specrig.runtime.errors import first_line
 from specrig.training import self_requests
 from specrig.training.conversations import Conversations, Written, answer, ends_at
 from specrig.training.generate import Precision, Script, Writer, fastest

@@ -14,6 +14,7 @@ from pydantic import Field
 
 from specrig.decoding.drafters.draft_model import DraftModel
 from specrig.decoding.types import ChainOptions, Context, MethodOptions, Resources, Verdict
+from specrig.runtime.types import DecodingError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,6 +49,11 @@ class LayerSkip(DraftModel):
             skip = layer_skip.load(resources.head("layer_skip"), target)
         elif isinstance(skip, float):
             skip = layer_skip.spread(target.layers, skip)
+            if not skip:
+                raise DecodingError(
+                    f"layer_skip: skip {self.options.skip} leaves out none of the target's {target.layers} layers; give a "
+                    "larger share, or the numbers of layers"
+                )
         self.model = prune(target, skip)
 
     def begin(self, context: Context, hidden: Tensor, aux_hidden_states: Tensor | None = None) -> None:

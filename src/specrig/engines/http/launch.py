@@ -12,6 +12,8 @@ import sys
 import time
 from abc import abstractmethod
 from collections.abc import Sequence
+from typing import Any
+from urllib.parse import urlsplit
 
 import psutil
 
@@ -56,13 +58,24 @@ class ServerProcess:
 
     def _wait(self, client: Client, health: str, ready_s: float) -> None:
         deadline = time.monotonic() + ready_s
-        while client.get_or_none(health) is None:
+        while client.get_or_none(health) is None or not self._listens(urlsplit(client.url).port):
             if self.process.poll() is not None:
                 raise EngineError(self.ended("before it was ready"))
             if time.monotonic() > deadline:
                 raise EngineError(f"{self.name} was not ready after {ready_s:g} s; {self.engine_log.tail()}")
             time.sleep(0.2)
+
+    def _listens(self, port: int | None) -> bool:
+        """Whether the server itself listens at the port: another process may have taken it first, and answer there."""
         self._note_children()
+        found: list[Any] = []
+        try:
+            for member in self._family:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    found += member.net_connections("tcp")
+        except psutil.AccessDenied:
+            return self.alive
+        return any(each.status == psutil.CONN_LISTEN and each.laddr.port == port for each in found)
 
     def _note_children(self) -> None:
         """Note the processes that it has started; once it is dead they cannot be found."""

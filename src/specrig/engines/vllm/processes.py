@@ -144,6 +144,8 @@ def quiet_llvmlite() -> None:
         return
     kind = type(sys.modules["llvmlite.binding.ffi"].lib)
     lookup = kind.__getattr__
+    if lookup.__module__ == __name__:
+        return  # from the engine before
 
     def getattr_(self: Any, name: str) -> Any:
         if name.startswith("__"):

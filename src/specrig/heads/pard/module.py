@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from specrig.heads.checkpoint import reading, write
+from specrig.heads.layer import mask_token
 from specrig.heads.measured import measured
 from specrig.runtime.model import CachedModel
 from specrig.runtime.transformers_model import cached_model
@@ -41,7 +42,7 @@ def initialise(folder: Path, model: Any, seed: int) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         made = AutoModelForCausalLM.from_config(model.get_text_config(decoder=True))
-    save(folder, made, made.config.vocab_size - 1)
+    save(folder, made, mask_token(made.config))
 
 
 def load(folder: Path, target: CachedModel) -> CachedModel:

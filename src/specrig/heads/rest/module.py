@@ -155,8 +155,9 @@ def datastore(texts: Iterable[Sequence[int]], vocabulary: int) -> Datastore:
 
 def initialise(folder: Path, target: Any, seed: int) -> None:
     """Write a datastore of drawn tokens for a target with this configuration."""
-    drawn = np.random.default_rng(seed).integers(0, target.vocab_size, (8, 512))
-    save(folder, datastore(drawn.tolist(), target.vocab_size))
+    vocabulary = target.get_text_config(decoder=True).vocab_size
+    drawn = np.random.default_rng(seed).integers(0, vocabulary, (8, 512))
+    save(folder, datastore(drawn.tolist(), vocabulary))
 
 
 def save(folder: Path, store: Datastore) -> None:

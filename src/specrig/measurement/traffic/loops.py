@@ -18,6 +18,7 @@ import numpy as np
 from specrig.engines.base import EngineError
 from specrig.engines.http.client import CONNECTIONS, Completion, TimedOutError
 from specrig.measurement.traffic.records import Request
+from specrig.runtime.errors import first_line
 
 Send = Callable[[int], Completion]
 """Sends request number n, from 0, and returns its answer. Raises EngineError."""
@@ -82,7 +83,7 @@ class Requests:
                 about | times | {"first_tokens": reply.arrivals[0][1], "tokens": reply.tokens}
             )
         except EngineError as error:
-            why = {"error": str(error).splitlines()[0], "timed_out": isinstance(error, TimedOutError)}
+            why = {"error": first_line(error), "timed_out": isinstance(error, TimedOutError)}
             made = Request.model_validate(about | why | {"last_s": self.clock()})
         except BaseException:  # no failure of a request: the turn cannot be used
             self.stop()

@@ -14,6 +14,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from specrig.measurement.records import Counts, Load, RecordError, read_index, write_atomically
+from specrig.runtime.errors import first_line
 from specrig.study.traffic import Point
 
 FOLDER = "traffic"
@@ -98,7 +99,7 @@ def read_turns(path: Path) -> Iterator[Turn]:
         try:
             yield Turn.model_validate_json(line)
         except ValidationError as error:
-            why = str(error).splitlines()[0]
+            why = first_line(error)
             raise RecordError(f"{path}:{number}: not a turn ({why}); delete the file to measure it again") from error
 
 

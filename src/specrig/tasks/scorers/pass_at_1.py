@@ -1,7 +1,7 @@
 """pass@1 of programs: each program is run once with the tests in its reference.
 
 This EXECUTES WHAT A MODEL WROTE. The program runs in a subprocess with limits on time, memory, files and processes, an
-empty environment, its own folder and, where the system allows it, no network. None of this stops malicious code. So a
+empty environment, its own folder and, where the system allows it, no network. One that prints more than 1 MiB fails. None of this stops malicious code. So a
 study must ask for it; run such a study in a container or on a machine with nothing to lose.
 """
 
@@ -16,7 +16,7 @@ import subprocess
 import sys
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, TemporaryFile
 
 from specrig.tasks.scorers.base import Mean, Output
 
@@ -74,7 +74,8 @@ def _compiles(code: str) -> bool:
 def passes(code: str, tests: str) -> bool:
     """Whether `code` followed by `tests` runs to its end within the limits; an earlier exit does not pass."""
     token = secrets.token_hex(16)
-    with TemporaryDirectory(prefix="specrig-") as folder:
+    # Output goes to a file, for which the limit on files holds: in a pipe it would fill this process's memory.
+    with TemporaryDirectory(prefix="specrig-") as folder, TemporaryFile(prefix="specrig-") as output:
         file = Path(folder) / "program.py"
         file.write_text(f"{_LIMITS}\n{code}\n{tests}\nprint({token!r})\n", encoding="utf-8")
         process = subprocess.Popen(
@@ -82,17 +83,18 @@ def passes(code: str, tests: str) -> bool:
             cwd=folder,
             env={"PATH": os.defpath},
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
+            stdout=output,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
         try:
-            written, _ = process.communicate(timeout=TIMEOUT_S)
+            process.wait(TIMEOUT_S)
         except subprocess.TimeoutExpired:
             return False
         finally:
             _end(process)
-    return process.returncode == 0 and written.decode(errors="replace").rstrip().endswith(token)
+        output.seek(0)
+        return process.returncode == 0 and output.read().decode(errors="replace").rstrip().endswith(token)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -102,8 +104,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     except ProcessLookupError:
         return
     process.wait()
-    if process.stdout is not None:
-        process.stdout.close()
 
 
 @cache

@@ -1,0 +1,8 @@
+"""What a message of our own says of another error. No imports: every layer uses it."""
+
+from __future__ import annotations
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message that is not blank, or the error's type where the message is empty."""
+    return next(filter(None, map(str.strip, str(error).splitlines())), type(error).__name__)
