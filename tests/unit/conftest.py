@@ -14,10 +14,11 @@ from types import ModuleType
 from typing import TypeAlias
 
 import pytest
+from tiny import TINY
 
 from runs import own_study
 from specrig.corpus import gather
-from specrig.training.recipe import TINY, Recipe
+from specrig.training.recipe import Recipe
 
 Once: TypeAlias = Callable[[str, Callable[[Path], None]], Path]
 
