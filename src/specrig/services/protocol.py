@@ -67,15 +67,13 @@ class RowRequest:
 class RowOutput:
     """One row of an answer. known: False where the service does not hold the session; then send the whole text.
 
-    tokens: the drafted ones; or the accepted ones and then one of the target's own. overlap, reached: see `Verdict`.
+    tokens: the drafted ones; or the accepted ones and then one of the target's own.
     """
 
     __pydantic_config__ = CONFIG
     known: bool
     tokens: list[int] = field(default_factory=list)
     q: Probabilities = None
-    overlap: float = 0.0
-    reached: int = 0
 
 
 @dataclass(slots=True)
