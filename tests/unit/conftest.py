@@ -73,7 +73,7 @@ def tiny_pair(once: Once, tiny_corpus: Path) -> Path:
 
         recipe = Recipe.model_validate(TINY)
         (folder / "corpus").symlink_to(tiny_corpus / "corpus")
-        train_target(recipe, folder / "corpus", folder / "models", folder / "models/target", progress=False)
+        train_target(recipe, folder / "corpus", folder / "models/target", progress=False)
         write_text(recipe, folder / "corpus", folder / "models", folder / "models/target")
         train_draft(recipe, folder / "corpus", folder / "models", folder / "models/target", progress=False)
 

@@ -152,7 +152,7 @@ def test_the_text_is_what_the_target_says(trained: tuple[Path, Path], tiny_pair:
     for row, prompt in enumerate(prompts):
         assert text.heldout.tokens[row, : len(prompt)].tolist() == prompt
         assert not text.heldout.written[row, : len(prompt)].any() and text.heldout.written[row, len(prompt)]
-    logits = teacher.logits(teacher.states_of(text.heldout.tokens[:, :-1])).float()
+    logits = teacher.logits(teacher.states(text.heldout.tokens[:, :-1])).float()
     said = logits.gather(-1, text.heldout.tokens[:, 1:].unsqueeze(-1)).squeeze(-1)
     short = (logits.amax(-1) - said)[text.heldout.written[:, 1:]]
     assert short.max() < 0.2 * logits.std()  # the teacher may compute in bfloat16

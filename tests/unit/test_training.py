@@ -65,7 +65,7 @@ TEN_STEPS = TINY_RECIPE.model_copy(
 def uncut(tiny_pair: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The target of `TEN_STEPS`, trained without a break."""
     out = tmp_path_factory.mktemp("uncut")
-    train_target(TEN_STEPS, tiny_pair / "corpus", out, out / "target", progress=False)
+    train_target(TEN_STEPS, tiny_pair / "corpus", out / "target", progress=False)
     return out / "target"
 
 
@@ -231,13 +231,13 @@ def test_a_training_that_was_cut_goes_on_to_the_same_weights(
 
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(State, "keep", save_and_die)
-        train_target(TEN_STEPS, pair / "corpus", tmp_path, tmp_path / "target", progress=False)
+        train_target(TEN_STEPS, pair / "corpus", tmp_path / "target", progress=False)
     again = tmp_path / "target"
     assert not again.exists()
     taken: list[int] = []
     with monkeypatch.context() as patch:
         patch.setattr(State, "keep", lambda state, step: taken.append(step))
-        train_target(TEN_STEPS, pair / "corpus", tmp_path, tmp_path / "target", progress=False)
+        train_target(TEN_STEPS, pair / "corpus", tmp_path / "target", progress=False)
     assert taken == list(range(cut + 1, 11))
     states = [load_file(folder / "model.safetensors") for folder in (uncut, again)]
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
@@ -260,8 +260,8 @@ def test_losses_read_now_and_then_make_the_same_curve_and_a_checkpoint_misses_no
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(State, "due", lambda state: True)
         patch.setattr(State, "save", save_and_die)
-        train_target(TEN_STEPS, pair / "corpus", tmp_path, tmp_path / "target", progress=False)
-    train_target(TEN_STEPS, pair / "corpus", tmp_path, tmp_path / "target", progress=False)
+        train_target(TEN_STEPS, pair / "corpus", tmp_path / "target", progress=False)
+    train_target(TEN_STEPS, pair / "corpus", tmp_path / "target", progress=False)
     each, seldom = (
         [json.loads(line) for line in (folder / "training.jsonl").read_text().splitlines()]
         for folder in (uncut, tmp_path / "target")
@@ -295,7 +295,7 @@ def test_a_batch_in_parts_takes_the_step_of_the_whole_batch(pair: Path, tmp_path
             update={"steps": 2, "evaluations": 1, "accumulate": parts, "warmup": 0.0, "optimizer": "adamw", "lr": 1e-3}
         )
         recipe = TINY_RECIPE.model_copy(update={"target_training": one})
-        train_target(recipe, pair / "corpus", tmp_path / name, tmp_path / name / "target", progress=False)
+        train_target(recipe, pair / "corpus", tmp_path / name / "target", progress=False)
         rows = [json.loads(line) for line in (tmp_path / name / "target/training.jsonl").read_text().splitlines()]
         embedding = load_file(tmp_path / name / "target/model.safetensors")["model.embed_tokens.weight"]
         weights.append((rows[0]["loss"], [row["tokens"] for row in rows if "loss" in row], embedding))
@@ -311,7 +311,7 @@ def test_a_batch_in_parts_takes_the_step_of_the_whole_batch(pair: Path, tmp_path
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there_is_named(pair: Path, tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match=r"PyTorch sees no GPU here; set `device: cpu`"):
-        train_target(TINY_RECIPE, pair / "corpus", tmp_path, tmp_path / "target", progress=False, device="cuda")
+        train_target(TINY_RECIPE, pair / "corpus", tmp_path / "target", progress=False, device="cuda")
     assert not list(tmp_path.iterdir())
 
 

@@ -120,10 +120,6 @@ class Teacher:
             found: Any = self.body(input_ids=tokens, use_cache=False, output_hidden_states=bool(aux_layers))
         return torch.cat((*(found.hidden_states[layer] for layer in aux_layers), found.last_hidden_state), -1)
 
-    def states_of(self, texts: Tensor) -> Tensor:
-        """Of texts `[N, T]`, a few at a time: `[N, T, D]`."""
-        return torch.cat([self.states(moved(rows, self.where)) for rows in texts.split(rows_at_once(self.where))])
-
     def logits(self, hidden: Tensor) -> Tensor:
         """`[..., D]` -> `[..., V]`."""
         return self.output(hidden)

@@ -117,7 +117,7 @@ class _Block:
         self.rounds = [(repeat, number) for repeat in range(plan.repeats) for number in range(len(self.groups))]
         self.before: Probe | None = None
         self.after: Probe | None = None
-        self.on_advance: Advance = lambda description="", amount=1: None
+        self.on_advance: Advance = lambda description="": None
 
     @property
     def units(self) -> int:

@@ -85,12 +85,12 @@ class Client:
                 )
             self.session.headers["Authorization"] = f"Bearer {key}"
 
-    def get(self, path: str, *, timeout_s: float = CONNECT_S) -> Response:
+    def get(self, path: str) -> Response:
         """A GET answered with success. Raises EngineError otherwise."""
         from requests import RequestException
 
         try:
-            response = _twice_if_closed(lambda: self.session.get(self.url + path, timeout=timeout_s))
+            response = _twice_if_closed(lambda: self.session.get(self.url + path, timeout=CONNECT_S))
         except RequestException as error:
             raise self._unreachable(error) from error
         return self._checked(response, path)

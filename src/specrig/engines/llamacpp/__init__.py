@@ -20,7 +20,7 @@ from pydantic import Field
 
 from specrig.cell import Cell, digest
 from specrig.decoding.types import Counts
-from specrig.engines.base import EngineError, EngineOptions, foreign, lacks, not_a_chain
+from specrig.engines.base import EngineError, foreign, lacks, not_a_chain
 from specrig.engines.http import counters
 from specrig.engines.http.client import Client, Completion
 from specrig.engines.http.launch import LaunchingEngine, ServerProcess, free_port
@@ -28,6 +28,7 @@ from specrig.engines.llamacpp import serve
 from specrig.models import gate, gguf, hub, to_gguf
 from specrig.models.pair import PairFiles
 from specrig.models.weights import weights_of
+from specrig.settings import Settings
 
 GREEDY = (
     "above temperature 0 llama.cpp drafts greedily and keeps a draft token where its own sample is the same one, "
@@ -48,7 +49,7 @@ class LlamaCpp(LaunchingEngine):
         "and it drafts only where at least n tokens follow the match",
     }
 
-    class Options(EngineOptions):
+    class Options(Settings):
         """How llama.cpp runs a pair."""
 
         weights: Literal["file", "pair"] = "file"
