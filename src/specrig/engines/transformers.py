@@ -16,6 +16,7 @@ from specrig.decoding.types import Generation, Round
 from specrig.engines.base import WeightsEngine, foreign, lacks
 from specrig.models import needs
 from specrig.models.pair import PairFiles
+from specrig.runtime.types import Passes, add_passes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,12 +43,11 @@ class PassRecorder:
         """Forget all passes."""
         self.fed, self.seconds = [], []
 
-    def decoding(self) -> dict[int, tuple[int, float]]:
+    def decoding(self) -> Passes:
         """Passes of decoding, all but the first, which is prefill: width -> (calls, seconds)."""
-        totals: dict[int, tuple[int, float]] = {}
+        totals: Passes = {}
         for fed, seconds in zip(self.fed[1:], self.seconds[1:], strict=True):
-            calls, before = totals.get(len(fed), (0, 0.0))
-            totals[len(fed)] = calls + 1, before + seconds
+            add_passes(totals, {len(fed): (1, seconds)})
         return totals
 
     def _before(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

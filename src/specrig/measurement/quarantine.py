@@ -125,7 +125,7 @@ def damaged_records(job: Path) -> dict[Path, str]:
     A file that the index does not name (the job was cut before it wrote the index, or the cell left the study) must at
     least be readable to its end.
     """
-    index = job / "index.json"
+    index = job / INDEX
     found: dict[Path, str] = {}
     sums: dict[Path, str] = {}
     if index.is_file():
@@ -177,7 +177,7 @@ def quarantine(found: Mapping[Path, str]) -> list[str]:
             path.replace(renamed)
         else:
             renamed.touch()
-        (path.parent / "index.json").unlink(missing_ok=True)
+        (path.parent / INDEX).unlink(missing_ok=True)
         kept = f" It is kept as {renamed.name}." if exists else ""
         sentences.append(f"{path} is damaged and will be made again: {reason}.{kept}")
     return sentences

@@ -16,11 +16,11 @@ from fastapi.responses import Response
 from specrig.models import gate
 from specrig.models.pair import PairFiles
 from specrig.models.weights import weights_of
+from specrig.runtime.types import Passes, add_passes
 from specrig.services import protocol
 from specrig.services.app import RefusedError, Sample, ServingError, body_of, key_for, make_app, serve
 from specrig.services.batching import Batcher
-from specrig.services.client import add_passes
-from specrig.services.protocol import Passes, RowOutput, RowRequest, RowsOutput
+from specrig.services.protocol import RowOutput, RowRequest, RowsOutput
 from specrig.services.workers import DraftWorker, TargetWorker, Worker
 
 WORKERS: dict[str, type[Worker]] = {kind.name: kind for kind in (DraftWorker, TargetWorker)}

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - its usual name
 
-from specrig.heads.layer import rotate
+from specrig.heads.layer import apply_rotary
 from specrig.training.recipe import Shape
 
 EPSILON = 1e-5
@@ -45,7 +45,7 @@ class Layer(nn.Module):
         # Attention: queries, keys and values from one product, [B, T, 3D] -> three of [B, heads, T, head size].
         normed = F.rms_norm(x, (D,), self.attention_norm, EPSILON)
         q, k, v = F.linear(normed, self.qkv).view(B, T, 3, self.heads, self.head_size).permute(2, 0, 3, 1, 4)
-        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        q, k = apply_rotary(q, cos, sin), apply_rotary(k, cos, sin)
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + F.linear(mixed.transpose(1, 2).reshape(B, T, D), self.out)
         # MLP: SwiGLU.

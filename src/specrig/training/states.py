@@ -20,7 +20,7 @@ from torch import Tensor
 from specrig import heads
 from specrig.heads.base import NeuralHead
 from specrig.heads.learner import Texts
-from specrig.heads.teacher import Teacher, load_teacher, moved, weights_of
+from specrig.heads.teacher import Teacher, load_teacher, moved, weight_files
 from specrig.training.recipe import Recipe
 from specrig.training.run import STATES
 from specrig.training.target_text import read_text, with_corpus
@@ -159,7 +159,7 @@ def _alike(lengths: Tensor, tokens: int) -> Iterator[Tensor]:
 def _digest(model: Path) -> str:
     """Of a model's weights."""
     total = hashlib.sha256()
-    for path in weights_of(model):
+    for path in weight_files(model):
         with path.open("rb") as file:
             total.update(hashlib.file_digest(file, "sha256").digest())
     return total.hexdigest()

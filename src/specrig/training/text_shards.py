@@ -20,7 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 from specrig.corpus.example import generator, number
 from specrig.corpus.wording import Overlap, normalized
 from specrig.heads.base import TrainingError
-from specrig.heads.teacher import end_tokens, weights_of
+from specrig.heads.teacher import end_tokens, weight_files
 from specrig.models import hub
 from specrig.models.pair import first_line
 from specrig.training import self_requests
@@ -191,7 +191,7 @@ class TextShards:
             "sources": [source.model_dump(mode="json", exclude_defaults=True) for source in recipe.sources],
             "own_requests": recipe.own_requests.model_dump(mode="json", exclude_defaults=True),
             "chat": recipe.chat,
-            "target": [_digest(file) for file in weights_of(self.target)],
+            "target": [_digest(file) for file in weight_files(self.target)],
         }
 
     def _key(self) -> str:
