@@ -15,9 +15,9 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from specrig.files import file_sha256, write_atomically
 from specrig.measurement.attempts import other_attempts
-from specrig.measurement.records import RecordError, read_records, write_atomically
-from specrig.provenance.environment import file_sha256
+from specrig.measurement.records import RecordError, read_records
 
 HASHES = "SHA256SUMS"
 """File with the sums of the files beside it, in the format of `sha256sum -c`."""

@@ -23,13 +23,14 @@ from specrig.engines.base import EngineError
 from specrig.engines.http import counters
 from specrig.engines.http.client import Completion, HttpEngine
 from specrig.engines.server import settled
+from specrig.files import write_atomically
 from specrig.measurement.blocks import baseline_of, seed_of
 from specrig.measurement.energy import Meter, metered
 from specrig.measurement.machine_state import MachineState
 from specrig.measurement.plan import gpus_used, is_current, method_modules, model_digests
 from specrig.measurement.progress import progress
 from specrig.measurement.recording import reported, write_index
-from specrig.measurement.records import Counts, write_atomically
+from specrig.measurement.records import Counts
 from specrig.measurement.task_prompts import prepared
 from specrig.measurement.traffic.loops import Requests, closed_loop, open_loop
 from specrig.measurement.traffic.records import FOLDER, Turn, damaged_points, read_turns, write_turns
