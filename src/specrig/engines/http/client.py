@@ -319,9 +319,14 @@ class HttpEngine(TokenizerEngine):
         self.ready(cell)
 
         def request_completion(prompt: Sequence[int], seed: int) -> Completion:
-            reply = self.request_completion(
-                cell, prompt, max_new_tokens=max_new_tokens, seed=seed, alone=len(prompts) == 1
-            )
+            try:
+                reply = self.request_completion(
+                    cell, prompt, max_new_tokens=max_new_tokens, seed=seed, alone=len(prompts) == 1
+                )
+            except EngineError as error:
+                if reason := self.ended(cell, within_s=1.0):
+                    raise EngineError(reason) from error
+                raise
             if not reply.tokens:
                 raise EngineError(f"an answer of the server for {cell.name} held no token")
             return reply

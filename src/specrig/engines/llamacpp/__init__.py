@@ -160,15 +160,13 @@ class LlamaCpp(LaunchingEngine):
         """See `HttpEngine`. Nothing is streamed: the times are the server's own."""
         server, client = self._servers[self._key]
         body = self._body(cell, prompt, max_new_tokens, seed)
+        before = client.counters() if alone else None
+        response = client.post("/completion", body)
+        after = client.counters() if alone else None
         try:
-            before = client.counters() if alone else None
-            response = client.post("/completion", body)
-            after = client.counters() if alone else None
             self._peak_mb = psutil.Process(server.process.pid).memory_info().rss / 2**20
-        except (EngineError, psutil.Error) as error:
-            if server.died():
-                raise EngineError(server.ended(f"while it answered for {cell.name}")) from error
-            raise
+        except psutil.Error as error:
+            raise EngineError(f"{client.url}: {error}") from error
         reply = completion_of(response, client.url)
         if not foreign(self.name)[cell.method].method:
             return reply
