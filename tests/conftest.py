@@ -138,7 +138,7 @@ def sums(once: Once) -> tuple[Any, Path]:
                 json.dumps({**row, "text": row["prompt"] + row["completion"], "source": "-"}) + "\n" for row in part
             ]
             (folder / "corpus" / f"{name}.jsonl").write_text("".join(lines))
-        train_target(recipe, folder / "corpus", folder, folder / "target", progress=False)
+        train_target(recipe, folder / "corpus", folder / "target", progress=False)
         write_text(recipe, folder / "corpus", folder, folder / "target")
         train_draft(recipe, folder / "corpus", folder, folder / "target", progress=False)
 

@@ -77,7 +77,7 @@ def rows(url: str, content: bytes) -> None:
         if not refused(response):
             answers = protocol.unpack_output(response.content).rows
             for answer in answers:
-                assert all(token < V for token in answer.tokens) and np.isfinite(answer.overlap)
+                assert all(token < V for token in answer.tokens)
                 assert answer.q is None or np.isfinite(answer.q).all()
     assert len(answers) == 1 and answers[0].known and answers[0].tokens
 

@@ -186,7 +186,7 @@ def test_a_message_comes_back_as_it_was_sent() -> None:
     assert request.rows[1].q is not None and np.array_equal(request.rows[1].q, q)
     request.rows[1].q = rows[1].q = None
     assert request.rows == rows
-    outputs = [RowOutput(True, [1, 2], q.astype(np.float16), 0.5, 2), RowOutput(False)]
+    outputs = [RowOutput(True, [1, 2], q.astype(np.float16)), RowOutput(False)]
     back = protocol.unpack_output(protocol.pack(RowsOutput(outputs, {1: (3, 0.25), 5: (1, 0.5)})))
     assert back.passes == {1: (3, 0.25), 5: (1, 0.5)} and back.rows[1] == outputs[1]
     assert back.rows[0].q is not None and back.rows[0].q.dtype == np.float16

@@ -14,10 +14,11 @@ from types import ModuleType
 from typing import TypeAlias
 
 import pytest
+from tiny import TINY
 
 from runs import own_study
 from specrig.corpus import gather
-from specrig.training.recipe import TINY, Recipe
+from specrig.training.recipe import Recipe
 
 Once: TypeAlias = Callable[[str, Callable[[Path], None]], Path]
 
@@ -72,7 +73,7 @@ def tiny_pair(once: Once, tiny_corpus: Path) -> Path:
 
         recipe = Recipe.model_validate(TINY)
         (folder / "corpus").symlink_to(tiny_corpus / "corpus")
-        train_target(recipe, folder / "corpus", folder / "models", folder / "models/target", progress=False)
+        train_target(recipe, folder / "corpus", folder / "models/target", progress=False)
         write_text(recipe, folder / "corpus", folder / "models", folder / "models/target")
         train_draft(recipe, folder / "corpus", folder / "models", folder / "models/target", progress=False)
 

@@ -13,13 +13,13 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
+from tiny import TINY
 
 from specrig.corpus import gather as corpus
 from specrig.corpus import instructions, source_text
 from specrig.corpus.example import EXPLANATION, TASKS, CorpusError, Example
 from specrig.corpus.recipe import Corpus
 from specrig.tasks import read_prompts
-from specrig.training.recipe import TINY
 
 Rows = list[dict[str, str]]
 SETTINGS = Corpus.model_validate(TINY["corpus"])
@@ -75,12 +75,14 @@ def test_prompts_and_losses_use_different_heldout_texts(built: Path) -> None:
 
 def test_the_same_seed_gives_the_same_files_under_another_hash_seed(built: Path, tmp_path: Path) -> None:
     code = (
-        "import sys, json; from pathlib import Path; from specrig.corpus import gather as corpus\n"
-        "from specrig.corpus.recipe import Corpus; from specrig.training.recipe import TINY\n"
-        "corpus.build(Corpus.model_validate(TINY['corpus']), 0, Path(sys.argv[1]))"
+        "import sys; from pathlib import Path; from specrig.corpus import gather as corpus\n"
+        "from specrig.corpus.recipe import Corpus\n"
+        "corpus.build(Corpus.model_validate_json(sys.argv[2]), 0, Path(sys.argv[1]))"
     )
     subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], check=True, env={**os.environ, "PYTHONHASHSEED": "4242"}
+        [sys.executable, "-c", code, str(tmp_path), SETTINGS.model_dump_json()],
+        check=True,
+        env={**os.environ, "PYTHONHASHSEED": "4242"},
     )
     for file in ("corpus/train.jsonl", "corpus/heldout.jsonl", *(f"prompts/{task}.jsonl" for task in TASKS)):
         one, two = (hashlib.sha256((root / file).read_bytes()).hexdigest() for root in (built, tmp_path))

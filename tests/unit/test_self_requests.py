@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from tiny import TINY
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -25,7 +26,7 @@ from specrig.training import text_shards
 from specrig.training.budget import training_flop
 from specrig.training.conversations import Written
 from specrig.training.generate import Piece, Script, Writer, sample
-from specrig.training.recipe import TINY, Recipe
+from specrig.training.recipe import Recipe
 from specrig.training.self_requests import SENTINEL, Template, is_request, looping, template
 from specrig.training.target_text import read_text, write_text
 from specrig.training.text_shards import TextShards

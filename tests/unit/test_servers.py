@@ -288,7 +288,7 @@ def test_a_server_that_dies_while_it_answers_is_quoted_and_started_again() -> No
         (worker,) = psutil.Process(engine._server.process.pid).children()
         threading.Timer(0.2, os.kill, (engine._server.process.pid, signal.SIGKILL)).start()
         with pytest.raises(EngineError, match=r"was killed by SIGKILL .*while it answered .*its log ends with: \w"):
-            engine.request_completion(known, prompt, max_new_tokens=450, seed=0, alone=True)
+            engine.generate(known, [prompt], max_new_tokens=450, seeds=[0])
         assert len(engine.generate(known, [prompt], max_new_tokens=8, seeds=[0])[0].tokens) == 8
         assert gone([worker.pid]), "the dead server's worker went with it"
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tiny import TINY, prompts_of
 from transformers import (
     AutoModelForCausalLM,
     GPT2Config,
@@ -35,8 +36,7 @@ from specrig.training import stages
 from specrig.training.distil import measured
 from specrig.training.generate import Writer
 from specrig.training.llama import Llama
-from specrig.training.prompts import heldout_prompts
-from specrig.training.recipe import TINY, Recipe, Shape
+from specrig.training.recipe import Recipe, Shape
 from specrig.training.states import StoredStates, prepare
 from specrig.training.target_text import frequent, read_text, write_text
 
@@ -130,7 +130,7 @@ def test_what_was_trained_decodes_losslessly(trained: tuple[Path, Path], tiny_pa
     target, models = trained
     heads = {name: models / name for name in MODELS if name != "draft"}
     engine = Native(PairFiles("any", str(target), str(models / "draft"), heads=heads))
-    prompts = heldout_prompts(RECIPE, tiny_pair / "corpus", target)[:2]
+    prompts = prompts_of("heldout", RECIPE, tiny_pair / "corpus", target)[:2]
 
     def outputs(method: str, k: int) -> list[list[int]]:
         kind = registry()[method]
@@ -148,11 +148,11 @@ def test_what_was_trained_decodes_losslessly(trained: tuple[Path, Path], tiny_pa
 
 def test_the_text_is_what_the_target_says(trained: tuple[Path, Path], tiny_pair: Path) -> None:
     text, teacher = read_text(trained[1]), load_teacher(trained[0], torch.device("cpu"))
-    prompts = heldout_prompts(RECIPE, tiny_pair / "corpus", trained[0])
+    prompts = prompts_of("heldout", RECIPE, tiny_pair / "corpus", trained[0])
     for row, prompt in enumerate(prompts):
         assert text.heldout.tokens[row, : len(prompt)].tolist() == prompt
         assert not text.heldout.written[row, : len(prompt)].any() and text.heldout.written[row, len(prompt)]
-    logits = teacher.logits(teacher.states_of(text.heldout.tokens[:, :-1])).float()
+    logits = teacher.logits(teacher.states(text.heldout.tokens[:, :-1])).float()
     said = logits.gather(-1, text.heldout.tokens[:, 1:].unsqueeze(-1)).squeeze(-1)
     short = (logits.amax(-1) - said)[text.heldout.written[:, 1:]]
     assert short.max() < 0.2 * logits.std()  # the teacher may compute in bfloat16

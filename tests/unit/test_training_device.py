@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from tiny import TINY
 from transformers import AutoModelForCausalLM
 
 from specrig.training import stages
 from specrig.training.fit import train_jointly
-from specrig.training.recipe import TINY, Recipe
+from specrig.training.recipe import Recipe
 from specrig.training.target_text import read_text, write_text
 
 RECIPE = Recipe.model_validate(

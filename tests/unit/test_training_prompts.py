@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from tiny import TINY, prompts_of
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -20,8 +21,8 @@ from specrig.planning.estimate import training
 from specrig.study.load import load_study
 from specrig.study.overlap import prompts_in_both
 from specrig.tasks import PromptError, read_prompts
-from specrig.training.prompts import heldout_prompts, kept, request_groups, training_prompts
-from specrig.training.recipe import TINY, Recipe
+from specrig.training.prompts import kept, request_groups
+from specrig.training.recipe import Recipe
 
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif "
@@ -41,7 +42,7 @@ def target(tmp_path: Path) -> Path:
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     folder = tmp_path / "target"
     PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
-    (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "eos_token_id": 0}))
     return folder
 
 
@@ -57,10 +58,10 @@ def texts(prompts: list[list[int]], folder: Path) -> list[str]:
 
 def test_instructions_where_the_target_has_a_template_else_texts_to_continue(tiny_corpus: Path, target: Path) -> None:
     corpus = tiny_corpus / "corpus"
-    found = texts(training_prompts(recipe(), corpus, target), target)
+    found = texts(prompts_of("train", recipe(), corpus, target), target)
     rows = [json.loads(line) for line in (corpus / "train.jsonl").open()]
     assert len(found) > 20 and set(found) <= {row["prompt"] for row in rows}
-    asks = texts(training_prompts(recipe(), corpus, chatty(target)), target)
+    asks = texts(prompts_of("train", recipe(), corpus, chatty(target)), target)
     explained = {explanation(row["prompt"], row["completion"])[0] for row in rows if row["task"] == "code"}
     known = explained | {row["instruction"] for row in rows}
     assert len(asks) > 20 and set(asks) <= {f"<user>{each}<assistant>" for each in known}
@@ -68,13 +69,15 @@ def test_instructions_where_the_target_has_a_template_else_texts_to_continue(tin
         any(word in ask for ask in asks)
         for word in ("Write a Python", "Explain what", "Translate into", "Summarize", "story")
     )
-    assert set(texts(training_prompts(recipe(chat=False), corpus, target), target)) <= {row["prompt"] for row in rows}
-    assert not set(asks) & set(texts(heldout_prompts(recipe(), corpus, target), target))
+    assert set(texts(prompts_of("train", recipe(chat=False), corpus, target), target)) <= {
+        row["prompt"] for row in rows
+    }
+    assert not set(asks) & set(texts(prompts_of("heldout", recipe(), corpus, target), target))
 
 
 def test_a_template_that_is_wanted_and_not_there(tiny_corpus: Path, target: Path) -> None:
     with pytest.raises(PromptError, match=r"training\.chat is true and the tokenizer of .* has no chat template"):
-        training_prompts(recipe(chat=True), tiny_corpus / "corpus", target)
+        prompts_of("train", recipe(chat=True), tiny_corpus / "corpus", target)
 
 
 def test_no_evaluation_prompt_of_any_task_is_a_training_prompt(tiny_corpus: Path) -> None:
@@ -104,12 +107,12 @@ def test_the_users_file(tmp_path: Path, target: Path) -> None:
         for n in range(50)
     ]  # fmt: skip
     mine = recipe(prompts=rows_of(tmp_path / "mine.jsonl", rows), text=LONG | {"sequences": 400})
-    trained = texts(training_prompts(mine, tmp_path, chatty(target)), target)
-    held = texts(heldout_prompts(mine, tmp_path, target), target)
+    trained = texts(prompts_of("train", mine, tmp_path, chatty(target)), target)
+    held = texts(prompts_of("heldout", mine, tmp_path, target), target)
     assert "<user>What is 7?<assistant>" in trained + held and "<user>First 7<assistant>" in trained + held
     assert "<system>Be brief.<user>Say 7<assistant>" in trained + held, "the answer is the target's to write"
     assert not set(trained) & set(held) and len(held) == LONG["heldout_sequences"] and len(trained) > 150
-    assert len(training_prompts(recipe(prompts=mine.prompts), tmp_path, target)) == LONG["sequences"]
+    assert len(prompts_of("train", recipe(prompts=mine.prompts), tmp_path, target)) == LONG["sequences"]
     for row in (
         {"text": "no prompt"},
         {"messages": [{"role": "assistant", "content": "Hi"}]},
@@ -140,7 +143,9 @@ def test_what_is_evaluated_is_left_out_and_counted(
         "also those that the study does not measure; some of the file are held out from training"
     )
     assert f"{count} training prompts are prompts of its tasks and are left out" in training(study)
-    found = texts(training_prompts(study.training, study.root / "corpus", target, study.evaluated(study.root)), target)
+    found = texts(
+        prompts_of("train", study.training, study.root / "corpus", target, study.evaluated(study.root)), target
+    )
     assert f"{count} training prompts are prompts of the evaluation and were left out" in capsys.readouterr().err
     assert not {normalized(text) for text in found} & {normalized(f"What is {n}") for n in range(20)}
     assert len(found) == sum(len(group.requests or ()) for group in groups) > 100

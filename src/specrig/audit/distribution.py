@@ -15,6 +15,8 @@ from scipy.stats import chi2, ncx2
 
 from specrig.runtime.model import CachedModel
 
+BATCH = 1024
+"""Continuations of a pass."""
 MINIMUM_EXPECTED = 25.0
 """What is expected more rarely is counted together: below, a statistic's law is not close enough to chi-squared in its
 far tail (`benchmarks/false_alarms.py` measures it)."""
@@ -80,12 +82,11 @@ def conditionals(
     prompt: Sequence[int],
     continuations: Sequence[Sequence[int]],
     temperature: float,
-    batch: int = 1024,
 ) -> NDArray[np.float64]:
     """`[n, length, V]`: the target's distribution of each token of n continuations, given those before it."""
     found = []
-    for start in range(0, len(continuations), batch):
-        rows = [[*prompt, *continuation[:-1]] for continuation in continuations[start : start + batch]]
+    for start in range(0, len(continuations), BATCH):
+        rows = [[*prompt, *continuation[:-1]] for continuation in continuations[start : start + BATCH]]
         target.start(len(rows), len(rows[0]))
         logits, _ = target.forward(torch.tensor(rows, device=target.device))
         found.append(torch.softmax(logits[:, len(prompt) - 1 :].double() / temperature, -1).cpu().numpy())

@@ -32,8 +32,9 @@ from specrig.audit.reference import TEST, BaselineCheck, check_baselines
 from specrig.cell import Cell
 from specrig.engines import registry as engines
 from specrig.engines.base import EngineError
+from specrig.files import write_atomically
 from specrig.measurement.blocks import is_lossless
-from specrig.measurement.records import Record, write_atomically
+from specrig.measurement.records import Record
 from specrig.measurement.task_prompts import prepared
 from specrig.models.pair import ModelError
 from specrig.runtime.gpus import resolve_device

@@ -48,7 +48,7 @@ def fill(template: str, bound: dict[str, str], random_: random.Random) -> str:
 
 def _cast(random_: random.Random) -> dict[str, str]:
     """Choose the entities of a story; its hero and its friend differ."""
-    bound = {name: random_.choice(choices) for name, choices in ENTITIES.items() if name not in ("names",)}
+    bound = {name: random_.choice(choices) for name, choices in ENTITIES.items()}
     (hero, he, him, his), (friend, _, _, _) = random_.sample(ENTITIES_NAMES, 2)
     return bound | {"hero": hero, "he": he, "him": him, "his": his, "friend": friend}
 

@@ -17,6 +17,7 @@ from specrig.cell import Cell, digest
 from specrig.dag.lock import lock_study
 from specrig.decoding.drafters import registry as methods
 from specrig.engines import registry as engines
+from specrig.files import write_atomically
 from specrig.measurement.answers import answering_cell
 from specrig.measurement.plan import job_digest, method_modules
 from specrig.measurement.quarantine import (
@@ -32,7 +33,7 @@ from specrig.measurement.quarantine import (
     reset_future_times,
     write_ledger,
 )
-from specrig.measurement.records import replicate_folder, write_atomically
+from specrig.measurement.records import replicate_folder
 from specrig.measurement.traffic.records import FOLDER as TRAFFIC
 from specrig.measurement.traffic.records import damaged_points
 from specrig.models.gguf import FILES as CONVERTED_FILES

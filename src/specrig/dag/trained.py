@@ -17,9 +17,10 @@ from importlib.metadata import version
 from pathlib import Path
 
 from specrig.cell import digest
+from specrig.files import file_sha256
 from specrig.measurement.quarantine import HASHES, damaged_files, write_hashes
 from specrig.provenance.digests import code_digest
-from specrig.provenance.environment import file_sha256, model_digest
+from specrig.provenance.environment import model_digest
 from specrig.study.study import Study
 from specrig.training.stages import STAGES, TEXT, Stage
 

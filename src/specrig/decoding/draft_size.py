@@ -35,8 +35,9 @@ if TYPE_CHECKING:
 
 DRAWN = 0.5
 """The chance of a token drawn from q, estimated from q alone. At this share of positions the target is taken to have
-the distribution q itself, so that the token is accepted. At the others the target is taken to be certain of its next
-token, and q's most likely token to be that one as often as q says. A wrong share costs speed, not exactness."""
+the distribution q itself, so that the first draw is accepted. At the others the target is taken to be certain of its
+next token, and the j-th draw to be that one as often as q says of its j-th most likely token. A wrong share costs
+speed, not exactness."""
 MEMORY = 0.95
 """What a round's evidence is worth a round later."""
 PRIOR = 2.0

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import pkgutil
 from functools import cache
 
+from specrig.discovery import defined, modules
 from specrig.engines.base import Engine
 
 
@@ -17,16 +16,10 @@ def registry() -> dict[str, type[Engine]]:
     Raises TypeError where two engines have one name.
     """
     found: dict[str, type[Engine]] = {}
-    for info in sorted(pkgutil.iter_modules(__path__), key=lambda info: info.name):
-        module = importlib.import_module(f"{__name__}.{info.name}")
-        for value in vars(module).values():
-            if (
-                inspect.isclass(value)
-                and issubclass(value, Engine)
-                and not inspect.isabstract(value)
-                and value.__module__ == module.__name__
-            ):
-                if value.name in found:
-                    raise TypeError(f"engines/{info.name}.py: a second engine called {value.name!r}")
-                found[value.name] = value
+    for name, module in modules(__name__, __path__):
+        for engine in defined(module, Engine):
+            if not inspect.isabstract(engine):
+                if engine.name in found:
+                    raise TypeError(f"engines/{name}.py: a second engine called {engine.name!r}")
+                found[engine.name] = engine
     return found

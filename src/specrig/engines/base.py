@@ -27,10 +27,6 @@ class EngineError(RuntimeError):
     """An engine that cannot be used, or fails; the message names what, why and the fix."""
 
 
-class EngineOptions(Settings):
-    """An engine's own parameters with their defaults; unknown names are refused."""
-
-
 @cache
 def foreign(engine: str) -> dict[str, Foreign]:
     """Method -> how another engine runs it: what the method's file says, else the recipe of the head of its name."""
@@ -87,8 +83,8 @@ class Engine(ABC):
     simulates: ClassVar[bool] = False
     """Whether it accepts drafted tokens with the probability that a pair declares."""
 
-    class Options(EngineOptions):
-        """No options."""
+    class Options(Settings):
+        """No options. An engine's own parameters have defaults; unknown names are refused."""
 
     def __init__(self, pair: PairFiles, *, device: str, threads: int | None) -> None:
         self.pair = pair

@@ -12,10 +12,11 @@ import psutil
 from specrig.cell import Cell, digest
 from specrig.decoding.drafters import registry
 from specrig.decoding.types import Drafter, Generation, TokenCallback
-from specrig.engines.base import EngineError, EngineOptions, WeightsEngine
+from specrig.engines.base import EngineError, WeightsEngine
 from specrig.models import needs
 from specrig.models.hub import fetch_folder
 from specrig.models.pair import ModelError, PairFiles
+from specrig.settings import Settings
 
 if TYPE_CHECKING:
     import torch
@@ -32,7 +33,7 @@ class Native(WeightsEngine):
     simulates = True
     splits = True
 
-    class Options(EngineOptions):
+    class Options(Settings):
         """Options of the native engine."""
 
         padded_passes: bool = False

@@ -156,14 +156,9 @@ class Sglang(HttpEngine):
             "stream": True,
             **(endpoint.fields if endpoint else {}),
         }
-        try:
-            reply = complete(
-                self.client(self._url, endpoint), body, incremental=endpoint is not None and self._streams_new(endpoint)
-            )
-        except EngineError as error:
-            if endpoint is None and self._server is not None and self._server.died():
-                raise EngineError(self._server.ended(f"while it answered for {cell.name}")) from error
-            raise
+        reply = complete(
+            self.client(self._url, endpoint), body, incremental=endpoint is not None and self._streams_new(endpoint)
+        )
         if found := reply.counts:
             with self._counting:
                 counted = self._counted.setdefault(cell.name, counters.Counters())

@@ -7,7 +7,6 @@ but its tokens are there before decoding is timed (`Generation.prefill_tokens`).
 
 from __future__ import annotations
 
-import importlib.util
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -17,6 +16,7 @@ from specrig.decoding.types import Generation, Round
 from specrig.engines.base import WeightsEngine, foreign, lacks
 from specrig.models import needs
 from specrig.models.pair import PairFiles
+from specrig.runtime.types import Passes, add_passes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,12 +43,11 @@ class PassRecorder:
         """Forget all passes."""
         self.fed, self.seconds = [], []
 
-    def decoding(self) -> dict[int, tuple[int, float]]:
+    def decoding(self) -> Passes:
         """Passes of decoding, all but the first, which is prefill: width -> (calls, seconds)."""
-        totals: dict[int, tuple[int, float]] = {}
+        totals: Passes = {}
         for fed, seconds in zip(self.fed[1:], self.seconds[1:], strict=True):
-            calls, before = totals.get(len(fed), (0, 0.0))
-            totals[len(fed)] = calls + 1, before + seconds
+            add_passes(totals, {len(fed): (1, seconds)})
         return totals
 
     def _before(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -99,12 +98,6 @@ class Transformers(WeightsEngine):
         self._assistant_passes: PassRecorder | None = None
 
     @classmethod
-    def missing(cls) -> str | None:
-        """See `Engine`."""
-        found = importlib.util.find_spec("transformers")
-        return None if found else "transformers is not installed: pip install transformers"
-
-    @classmethod
     def refuses(cls, cell: Cell) -> str | None:
         """Methods that transformers lacks, and batches of a method that drafts."""
         if lacking := lacks("transformers", cls.name, cell):
@@ -136,6 +129,8 @@ class Transformers(WeightsEngine):
         """See `Engine`. A batch samples from one stream, which its seeds start together."""
         import torch
 
+        from specrig.decoding.loop import stop_at
+
         started = self.now()
         longest = max(map(len, prompts))
         pad = min(self.eos, default=0)
@@ -157,7 +152,7 @@ class Transformers(WeightsEngine):
             stopping_criteria=[watch],
             assistant_model=assistant,
         )
-        rows = [self._cut(row[longest:].tolist(), max_new_tokens) for row in output]
+        rows = [stop_at(row[longest:].tolist(), max_new_tokens, self.eos) for row in output]
         first, ended = watch.rounds[0][0], watch.rounds[-1][0]
         drafts = self._assistant_passes.decoding() if assistant and self._assistant_passes else {}
         return [
@@ -219,12 +214,6 @@ class Transformers(WeightsEngine):
         model = self.weights.model(part, self.device)
         model.generation_config = GenerationConfig()
         return model
-
-    def _cut(self, tokens: list[int], limit: int) -> list[int]:
-        """Of `tokens` at most `limit`, and none behind the first end of sequence, which itself is kept."""
-        tokens = tokens[:limit]
-        end = next((index for index, token in enumerate(tokens) if token in self.eos), len(tokens))
-        return tokens[: end + 1]
 
     def _rounds(self, row: list[int], prompt: int, watch: RoundRecorder) -> list[Round]:
         """One Round a target pass. A candidate was kept where the pass emitted the same token: a correction always

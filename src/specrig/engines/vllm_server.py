@@ -14,7 +14,6 @@ from dataclasses import replace
 from typing import Any
 
 from specrig.cell import Cell, digest
-from specrig.engines.base import EngineError
 from specrig.engines.http.client import Client, Completion
 from specrig.engines.http.launch import LaunchingEngine, ServerProcess, free_port
 from specrig.engines.server import completion
@@ -114,12 +113,7 @@ class VllmServer(LaunchingEngine):
             "return_token_ids": True,
             **({"seed": seed} if cell.temperature > 0 else {}),
         }
-        try:
-            return completion(self, cell, client, body, alone=alone)
-        except EngineError as error:
-            if reason := self.ended(cell):
-                raise EngineError(reason) from error
-            raise
+        return completion(self, cell, client, body, alone=alone)
 
     def _server(self, cell: Cell) -> tuple[ServerProcess, Client]:
         """See `LaunchingEngine`."""

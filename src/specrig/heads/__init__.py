@@ -10,18 +10,14 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import pkgutil
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from specrig.discovery import RegistrationError, defined, modules, only
 from specrig.heads.base import HeadRecipe
 
 FILES = ("__init__.py", "module.py", "training.py")
-
-
-class RegistrationError(TypeError):
-    """A folder in `heads/` that does not hold one well-formed head."""
 
 
 def check(recipe: type[HeadRecipe], folder: Path) -> None:
@@ -41,22 +37,10 @@ def check(recipe: type[HeadRecipe], folder: Path) -> None:
 def registry() -> dict[str, type[HeadRecipe]]:
     """Name -> recipe, in alphabetical order. Raises RegistrationError for a folder that holds no well-formed head."""
     found: dict[str, type[HeadRecipe]] = {}
-    for info in sorted(pkgutil.iter_modules(__path__), key=lambda info: info.name):
-        if not info.ispkg:
-            continue
-        module = importlib.import_module(f"{__name__}.{info.name}")
-        recipes = [
-            value
-            for value in vars(module).values()
-            if inspect.isclass(value)
-            and issubclass(value, HeadRecipe)
-            and value.__module__ == module.__name__
-            and "name" in vars(value)
-        ]
-        if len(recipes) != 1:
-            raise RegistrationError(f"heads/{info.name} must define exactly one HeadRecipe, it defines {len(recipes)}")
-        check(recipes[0], Path(str(module.__file__)).parent)
-        found[info.name] = recipes[0]
+    for name, module in modules(__name__, __path__, folders=True):
+        named = [recipe for recipe in defined(module, HeadRecipe) if "name" in vars(recipe)]
+        found[name] = only(named, HeadRecipe, f"heads/{name}")
+        check(found[name], Path(str(module.__file__)).parent)
     return found
 
 
@@ -86,17 +70,8 @@ def learner_class(name: str) -> Any:
     from specrig.heads.learner import Learner
 
     module = part(name, "training")
-    found = [
-        value
-        for value in vars(module).values()
-        if inspect.isclass(value)
-        and issubclass(value, Learner)
-        and value.__module__ == module.__name__
-        and not inspect.isabstract(value)
-    ]
-    if len(found) != 1:
-        raise RegistrationError(f"{module.__name__} must define exactly one Learner, it defines {len(found)}")
-    return found[0]
+    found = [learner for learner in defined(module, Learner) if not inspect.isabstract(learner)]
+    return only(found, Learner, module.__name__)
 
 
 def initialise(name: str, folder: Path, target: Any, draft: Any, seed: int) -> None:

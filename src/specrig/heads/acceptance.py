@@ -58,6 +58,13 @@ def summary(found: dict[str, Any]) -> str:
     )
 
 
+def rounds(written: Tensor, depths: int) -> Tensor:
+    """Which rounds are evaluated at each depth, of `written` `[N, T + 1]` bool: those at a token that the target wrote,
+    where it wrote the drafted one too. `[K, N, T]` bool.
+    """
+    return torch.stack([ahead(written[:, 1:], depth) & written[:, :-1] for depth in range(depths)])
+
+
 def ahead(values: Tensor, depth: int) -> Tensor:
     """`values` `[N, T]` seen from `depth` positions before: entry t is that of t + depth, False where there is none."""
     shifted = torch.zeros_like(values)

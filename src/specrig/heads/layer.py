@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.models.llama.modeling_llama import rotate_half
 
 from specrig.heads.checkpoint import Shapes
 from specrig.runtime.linear import Linear
@@ -93,7 +94,6 @@ def layer_of(weights: dict[str, Tensor], prefix: str, *, whole: bool = False) ->
     )
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary position embedding in Llama's half-split layout (Su et al. 2021; arXiv:2104.09864, section 3.4)."""
-    first, second = x.chunk(2, -1)
-    return x * cos.to(x.dtype) + torch.cat((-second, first), -1) * sin.to(x.dtype)
+    return x * cos.to(x.dtype) + rotate_half(x) * sin.to(x.dtype)

@@ -141,7 +141,7 @@ def random_ranks(kept: Tensor, generator: torch.Generator) -> Tensor:
     return order.masked_fill_(~kept, 2.0).argsort(-1).argsort(-1)
 
 
-def packed(kept: Tensor) -> tuple[Tensor, Tensor]:
+def side_by_side(kept: Tensor) -> tuple[Tensor, Tensor]:
     """The anchors of each row side by side: `[B, T]` bool -> their entries `[B, n]`, n the most of a row, and which of
     these are real.
     """

@@ -121,10 +121,6 @@ class Teacher:
             found: Any = self.body(input_ids=tokens, use_cache=False, output_hidden_states=bool(aux_layers))
         return torch.cat((*(found.hidden_states[layer] for layer in aux_layers), found.last_hidden_state), -1)
 
-    def states_of(self, texts: Tensor) -> Tensor:
-        """Of texts `[N, T]`, a few at a time: `[N, T, D]`."""
-        return torch.cat([self.states(moved(rows, self.where)) for rows in texts.split(rows_at_once(self.where))])
-
     def logits(self, hidden: Tensor) -> Tensor:
         """`[..., D]` -> `[..., V]`."""
         return self.output(hidden)
@@ -138,10 +134,14 @@ class Teacher:
         return torch.ones(self.hidden, device=self.where)
 
     def outer(self) -> Iterable[Tensor]:
-        """Its matrices whose rows are tokens or positions: the optimiser treats them apart."""
-        return [module.weight for module in self.model.modules() if isinstance(module, nn.Embedding)] + [
-            self.output.weight
-        ]
+        """See `outer`."""
+        return outer(self.model)
+
+
+def outer(model: Any) -> list[Tensor]:
+    """A model's matrices whose rows are tokens or positions: the optimiser treats them apart."""
+    embeddings = [module.weight for module in model.modules() if isinstance(module, nn.Embedding)]
+    return [*embeddings, model.get_output_embeddings().weight]
 
 
 def load_teacher(folder: Path, where: torch.device, *, learns: bool = False) -> Teacher:
@@ -184,6 +184,6 @@ def copy_tokenizer(source: Path, out: Path) -> None:
             shutil.copyfile(source / name, out / name)
 
 
-def weights_of(folder: Path) -> list[Path]:
+def weight_files(folder: Path) -> list[Path]:
     """The weights of a model folder, in one file or in several."""
     return sorted(folder.glob("*.safetensors"))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - its usual name
 
-from specrig.heads.layer import rotate
+from specrig.heads.layer import apply_rotary
 
 
 def normal(rows: int, columns: int, generator: torch.Generator) -> nn.Parameter:
@@ -47,13 +47,13 @@ class TrainedLayer(nn.Module):
     def queries(self, read: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Of what attention reads `[B, T, R]`: `[B, H, T, d]`. cos, sin: of the positions, `[T, d]` or `[B, 1, T, d]`."""
         q = self._split(F.linear(read, self.q), self.heads, self.q_norm)
-        return rotate(q, cos, sin)
+        return apply_rotary(q, cos, sin)
 
     def keys_values(self, read: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         """Likewise, keys and values of each query head: `[B, H, T, d]`."""
         keys, values = F.linear(read, self.kv).chunk(2, -1)
         shared = self.heads // self.key_heads
-        k = rotate(self._split(keys, self.key_heads, self.k_norm), cos, sin)
+        k = apply_rotary(self._split(keys, self.key_heads, self.k_norm), cos, sin)
         v = self._split(values, self.key_heads, None)
         return k.repeat_interleave(shared, 1), v.repeat_interleave(shared, 1)
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from specrig.cell import Cell
 from specrig.engines import registry as engines
+from specrig.files import write_atomically
 from specrig.measurement.blocks import baseline_of, seed_of
 from specrig.measurement.plan import gpus_used
-from specrig.measurement.records import write_atomically
 from specrig.measurement.task_prompts import as_encoded
 from specrig.models.hub import at_commits
 from specrig.runtime.gpus import resolve_device

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -119,7 +119,7 @@ def resolve(
         usable = [cell for cell in members if cell in prompts]
         own = files.only(methods()[name].needs)  # what other methods need decides nothing here
         digests |= _cell_digests(usable, own, prompts, shared)
-        stale = [cell for cell in usable if not _is_current(folders[name] / f"{cell.slug}.jsonl", digests[cell])]
+        stale = [cell for cell in usable if not is_current(folders[name] / f"{cell.slug}.jsonl", digests[cell])]
         if stale:
             pending[name] = stale
     if pending:
@@ -206,11 +206,9 @@ def _cell_digests(
     return found
 
 
-def _is_current(path: Path, expected: str) -> bool:
-    """Whether the record file at `path` is complete and all of its records have the digest `expected`."""
-    if not path.is_file():
-        return False
+def is_current(path: Path, expected: str, read: Callable[[Path], Iterable[Any]] = read_records) -> bool:
+    """Whether the file of records at `path` is complete and all of its records have the digest `expected`."""
     try:
-        return {record.digest for record in read_records(path)} == {expected}
+        return path.is_file() and {record.digest for record in read(path)} == {expected}
     except RecordError:
         return False

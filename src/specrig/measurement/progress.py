@@ -14,7 +14,7 @@ LOG_EVERY_S = 10.0
 class Advance(Protocol):
     """A function to call after each unit of work, with a text about it."""
 
-    def __call__(self, description: str = "", amount: int = 1) -> None: ...
+    def __call__(self, description: str = "") -> None: ...
 
 
 @contextmanager
@@ -28,16 +28,14 @@ def progress(title: str, total: int) -> Iterator[Advance]:
         columns = (text, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         with Progress(*columns, console=Console(stderr=True, emoji=False), transient=True) as bar:
             task = bar.add_task(title, total=total)
-            yield lambda description="", amount=1: bar.update(
-                task, advance=amount, description=f"{title} {description}"
-            )
+            yield lambda description="": bar.update(task, advance=1, description=f"{title} {description}")
         return
 
     done, last = 0, time.monotonic()
 
-    def log(description: str = "", amount: int = 1) -> None:
+    def log(description: str = "") -> None:
         nonlocal done, last
-        done += amount
+        done += 1
         if time.monotonic() - last >= LOG_EVERY_S or done == total:
             last = time.monotonic()
             print(f"{title} {done}/{total} {description}".rstrip(), file=sys.stderr, flush=True)

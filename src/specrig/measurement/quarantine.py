@@ -15,9 +15,9 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from specrig.files import file_sha256, write_atomically
 from specrig.measurement.attempts import other_attempts
-from specrig.measurement.records import RecordError, read_records, write_atomically
-from specrig.provenance.environment import file_sha256
+from specrig.measurement.records import RecordError, read_records
 
 HASHES = "SHA256SUMS"
 """File with the sums of the files beside it, in the format of `sha256sum -c`."""
@@ -125,7 +125,7 @@ def damaged_records(job: Path) -> dict[Path, str]:
     A file that the index does not name (the job was cut before it wrote the index, or the cell left the study) must at
     least be readable to its end.
     """
-    index = job / "index.json"
+    index = job / INDEX
     found: dict[Path, str] = {}
     sums: dict[Path, str] = {}
     if index.is_file():
@@ -177,7 +177,7 @@ def quarantine(found: Mapping[Path, str]) -> list[str]:
             path.replace(renamed)
         else:
             renamed.touch()
-        (path.parent / "index.json").unlink(missing_ok=True)
+        (path.parent / INDEX).unlink(missing_ok=True)
         kept = f" It is kept as {renamed.name}." if exists else ""
         sentences.append(f"{path} is damaged and will be made again: {reason}.{kept}")
     return sentences

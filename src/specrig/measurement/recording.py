@@ -11,8 +11,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specrig.measurement.records import Counts, Rounds, Run, write_atomically
-from specrig.provenance.environment import file_sha256
+from specrig.files import file_sha256, write_atomically
+from specrig.measurement.records import Counts, Rounds, Run
 from specrig.runtime.errors import first_line
 
 if TYPE_CHECKING:

@@ -8,8 +8,6 @@ read them.
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +15,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from specrig.cell import Cell
+from specrig.files import write_atomically
 from specrig.runtime.errors import first_line
 
 SCHEMA_VERSION: Literal[4] = 4
@@ -199,24 +198,6 @@ class Record(BaseModel):
     """How fast the machine was at most `machine_state.RENEWED_S` before the cell's block. None: not recorded."""
     after: Probe | None = None
     """How fast the machine was at the end of the cell's block; None if it was not recorded."""
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write `text` so that at any moment, even after a kill, `path` holds the old file or the whole new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except BaseException as error:
-        Path(temporary).unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.filename is None:
-            error.filename = str(path)  # a full disk is reported without a name
-        raise
 
 
 def write_records(path: Path, records: Iterable[Record]) -> None:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from specrig.cell import Cell
 from specrig.decoding.drafters import registry as methods
 from specrig.engines.base import Engine
+from specrig.files import write_atomically
 from specrig.measurement.attempts import least_disturbed, write_attempts
 from specrig.measurement.blocks import WARMUP_TOKENS, baseline_of, in_turn, is_lossless, seed_of
 from specrig.measurement.energy import Meter, metered
@@ -29,7 +30,7 @@ from specrig.measurement.machine_state import MachineState
 from specrig.measurement.plan import MeasurementPlan, Part, gpus_used, resolve
 from specrig.measurement.progress import Advance, progress
 from specrig.measurement.recording import as_run, reported, text_ends, write_index
-from specrig.measurement.records import Probe, Record, Run, write_atomically
+from specrig.measurement.records import Probe, Record, Run
 from specrig.measurement.signs import disturbance, loads, reasons
 from specrig.measurement.unpaired import measure_unpaired
 from specrig.provenance.bandwidth import memory
@@ -117,7 +118,7 @@ class _Block:
         self.rounds = [(repeat, number) for repeat in range(plan.repeats) for number in range(len(self.groups))]
         self.before: Probe | None = None
         self.after: Probe | None = None
-        self.on_advance: Advance = lambda description="", amount=1: None
+        self.on_advance: Advance = lambda description="": None
 
     @property
     def units(self) -> int:

@@ -19,7 +19,8 @@ from typing import Protocol
 from pydantic import TypeAdapter
 
 from specrig.cell import Cell, digest
-from specrig.measurement.records import Run, write_atomically
+from specrig.files import write_atomically
+from specrig.measurement.records import Run
 
 Runs = list[list[Run]]
 """The runs of one cell: for each (repeat, group), in the order in which they ran, a Run for each prompt."""

@@ -8,7 +8,6 @@ are spread out again, to the values that llama.cpp computes with. Importing this
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import io
 import json
 import shutil
@@ -19,6 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from specrig.files import file_sha256
 from specrig.models.pair import ModelError
 from specrig.runtime.errors import first_line
 from specrig.runtime.whole import load_whole
@@ -180,9 +180,7 @@ def convert(model: str, out: Path, dtype: str) -> None:
         folder = Path(unfinished) / out.name
         whole.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-        with file.open("rb") as handle:
-            digest = hashlib.file_digest(handle, "sha256").hexdigest()
-        source = {"source": model, "sha256": digest, "bytes": file.stat().st_size}
+        source = {"source": model, "sha256": file_sha256(file), "bytes": file.stat().st_size}
         (folder / "source.json").write_text(json.dumps(source, indent=1) + "\n", encoding="utf-8")
         shutil.rmtree(out, ignore_errors=True)
         folder.replace(out)

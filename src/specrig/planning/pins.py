@@ -13,7 +13,7 @@ from typing import Literal
 from rich.console import Console
 from rich.markup import escape
 
-from specrig.measurement.records import write_atomically
+from specrig.files import write_atomically
 from specrig.models.gguf import is_gguf
 from specrig.models.hub import present_commit
 from specrig.models.pair import ModelError

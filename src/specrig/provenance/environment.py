@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 
+from specrig.files import file_sha256
 from specrig.models.gate import config_of
 from specrig.models.pair import ModelError, PairFiles
 from specrig.provenance.gpu import gpu_handles, torch_uuids
@@ -91,12 +92,6 @@ def model_digest(source: str) -> dict[str, str]:
         if path.suffix in {".safetensors", ".bin", ".json", ".model"}:
             total.update(path.name.encode() + b"\0" + _file_digest(path).encode())
     return {"sha256": total.hexdigest()}
-
-
-def file_sha256(path: Path) -> str:
-    """SHA-256 of a file's content, in hexadecimal digits."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _file_digest(path: Path) -> str:

@@ -12,10 +12,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from specrig.files import file_sha256
 from specrig.models import gguf, hub
 from specrig.models.gate import json_object
 from specrig.models.pair import ModelError, PairFiles
-from specrig.provenance.environment import TRAINED_FOR, file_sha256, model_digest
+from specrig.provenance.environment import TRAINED_FOR, model_digest
 
 WEIGHTS = "model.safetensors"
 

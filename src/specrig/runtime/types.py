@@ -17,9 +17,20 @@ the context.
 """
 
 
+Passes: TypeAlias = dict[int, tuple[int, float]]
+"""Bare forward passes: width in tokens a row -> (calls, seconds)."""
+
+
 class FallbackWarning(UserWarning):
     """Passes run in a slower way than they could; the message says why."""
 
 
 class DecodingError(ValueError):
     """A request that cannot be served; the message says why and what to change."""
+
+
+def add_passes(total: Passes, more: Passes) -> None:
+    """Add the calls and seconds of `more` to `total`."""
+    for width, (calls, seconds) in more.items():
+        before = total.get(width, (0, 0.0))
+        total[width] = before[0] + calls, before[1] + seconds

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
+from specrig.runtime.types import Passes
 from specrig.services.protocol import (
     MEDIA_TYPE,
     PATH,
-    Passes,
     ProtocolError,
     RowOutput,
     RowRequest,
@@ -114,10 +114,3 @@ class RowsClient:
             message = content[:300].decode("utf-8", "replace")
             raise StatusError(f"{self.url}{path}: refused with status {response.status}: {message}", response.status)
         return content
-
-
-def add_passes(total: Passes, more: Passes) -> None:
-    """Add the calls and seconds of `more` to `total`."""
-    for width, (calls, seconds) in more.items():
-        before = total.get(width, (0, 0.0))
-        total[width] = before[0] + calls, before[1] + seconds

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from safetensors import SafetensorError
 
 from specrig.decoding.types import Temperature
+from specrig.runtime.types import Passes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -26,8 +27,6 @@ MAX_DRAFT_TOKENS = 6
 WIDEST_DRAFT = 16
 """Most tokens that a service drafts or verifies in a round: the largest k of a study."""
 
-Passes: TypeAlias = dict[int, tuple[int, float]]
-"""Bare forward passes: width in tokens a row -> (calls, seconds)."""
 Id = Annotated[int, Field(ge=0, lt=1 << 64)]
 Position = Annotated[int, Field(ge=0, lt=1 << 32)]
 Uniform = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
@@ -67,15 +66,13 @@ class RowRequest:
 class RowOutput:
     """One row of an answer. known: False where the service does not hold the session; then send the whole text.
 
-    tokens: the drafted ones; or the accepted ones and then one of the target's own. overlap, reached: see `Verdict`.
+    tokens: the drafted ones; or the accepted ones and then one of the target's own.
     """
 
     __pydantic_config__ = CONFIG
     known: bool
     tokens: list[int] = field(default_factory=list)
     q: Probabilities = None
-    overlap: float = 0.0
-    reached: int = 0
 
 
 @dataclass(slots=True)

@@ -16,11 +16,11 @@ from fastapi.responses import Response
 from specrig.models import gate
 from specrig.models.pair import PairFiles
 from specrig.models.weights import weights_of
+from specrig.runtime.types import Passes, add_passes
 from specrig.services import protocol
 from specrig.services.app import RefusedError, Sample, ServingError, body_of, key_for, make_app, serve
-from specrig.services.batching import Batcher, FullError
-from specrig.services.client import add_passes
-from specrig.services.protocol import Passes, RowOutput, RowRequest, RowsOutput
+from specrig.services.batching import Batcher
+from specrig.services.protocol import RowOutput, RowRequest, RowsOutput
 from specrig.services.workers import DraftWorker, TargetWorker, Worker
 
 WORKERS: dict[str, type[Worker]] = {kind.name: kind for kind in (DraftWorker, TargetWorker)}
@@ -162,10 +162,7 @@ def worker_app(
             what = f"{batcher.waiting} rows wait already, {queue} may"
             raise RefusedError(503, what, "come again later, with fewer rows", retry_s=1)
         worker.ended += message.ended
-        try:
-            outputs = await asyncio.gather(*[batcher.submit((row, message.half)) for row in message.rows])
-        except FullError as error:
-            raise RefusedError(503, str(error), "come again later", retry_s=1) from error
+        outputs = await asyncio.gather(*[batcher.submit((row, message.half)) for row in message.rows])
         packed = protocol.pack(RowsOutput(outputs, passes))
         passes.clear()
         return Response(packed, media_type=protocol.MEDIA_TYPE)

@@ -239,8 +239,7 @@ class TargetWorker(Worker):
         for session, emitted in zip(sessions, verdict.tokens, strict=True):
             session.length = len(session.text) + len(emitted) - 1  # the last token, and the accepted ones
             session.text = session.text + emitted[:-1]
-        found = zip(verdict.tokens, verdict.overlap, verdict.reached, strict=True)
-        return [RowOutput(True, emitted, None, overlap, reached) for emitted, overlap, reached in found]
+        return [RowOutput(True, emitted) for emitted in verdict.tokens]
 
     def _drawn_from(self, rows: Sequence[RowRequest], drafted: torch.Tensor) -> torch.Tensor:
         """What each drafted token was drawn from, `[B, n, V]`: one-hot where the row does not say."""

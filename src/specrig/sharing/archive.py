@@ -27,8 +27,9 @@ from pathlib import Path
 from typing import Any
 
 from specrig.analysis.quality import Score
+from specrig.files import write_atomically
 from specrig.measurement.attempts import attempt_file, other_attempts
-from specrig.measurement.records import SCHEMA_VERSIONS, Record, replicate_folder, write_atomically
+from specrig.measurement.records import SCHEMA_VERSIONS, Record, replicate_folder
 from specrig.measurement.traffic.records import FOLDER as TRAFFIC
 from specrig.measurement.traffic.records import Turn
 from specrig.results.machine import model_rows

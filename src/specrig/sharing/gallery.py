@@ -16,7 +16,7 @@ import seaborn as sns
 from matplotlib.axes import Axes
 
 from specrig.analysis.cells import row_dicts
-from specrig.measurement.records import write_atomically
+from specrig.files import write_atomically
 from specrig.reporting.figures.panels import SCREEN, make_panels, note_below, row_label, unused_hidden
 from specrig.reporting.figures.ranking import TIMES
 from specrig.reporting.figures.style import INK, method_colour, rc

@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
 
-from specrig.measurement.records import replicate_folder, write_atomically
+from specrig.files import write_atomically
+from specrig.measurement.records import replicate_folder
 from specrig.reporting.documents.attachments import Beside
 from specrig.reporting.documents.html import write_report
 from specrig.reporting.documents.printed import write_printed

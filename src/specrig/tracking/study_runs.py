@@ -17,9 +17,9 @@ from specrig.analysis.acceptance import acceptance_length, acceptance_rate
 from specrig.analysis.cells import IDENTITY, Identity, identity, row_dicts, row_identity
 from specrig.analysis.speedup import group_times, log_speedups
 from specrig.cell import digest
+from specrig.files import file_sha256
 from specrig.measurement.records import Record
 from specrig.measurement.signs import is_disturbed
-from specrig.provenance.environment import file_sha256
 from specrig.results import grid
 from specrig.results.labels import method_name, task_name
 from specrig.results.study_data import MeasuredJob, StudyData, training_curves

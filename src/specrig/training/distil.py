@@ -111,9 +111,8 @@ def measured(model: Llama, drafted: Tensor | None, heldout: Texts) -> tuple[Tens
         with autocast(where):
             chosen = model.logits(model(rows[:, :-1]), drafted).argmax(-1)
         right.append((chosen == draft_ids(rows[:, 1:], drafted)).cpu())
-    good, choices = torch.cat(right), heldout.written
-    evaluated = [ahead(choices[:, 1:], depth) & choices[:, :-1] for depth in range(acceptance.DEPTH)]
-    return torch.stack([ahead(good, depth) for depth in range(acceptance.DEPTH)]), torch.stack(evaluated)
+    good, depths = torch.cat(right), acceptance.DEPTH
+    return torch.stack([ahead(good, depth) for depth in range(depths)]), acceptance.rounds(heldout.written, depths)
 
 
 def _mixed(

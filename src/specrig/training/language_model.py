@@ -18,9 +18,7 @@ from specrig.training.tokenizer import end_of_text, save_tokenizer, train_tokeni
 from specrig.training.trainer import PackedText, evaluate, loss_summary, read_heldout, tokenize, train, training_device
 
 
-def train_target(
-    recipe: Recipe, corpus_dir: Path, models: Path, target: Path, progress: bool, device: str = "cpu"
-) -> None:
+def train_target(recipe: Recipe, corpus_dir: Path, target: Path, progress: bool, device: str = "cpu") -> None:
     """Train the tokenizer and the target on `corpus_dir` and write the model folder `target` (Hugging Face format,
     fp32).
 

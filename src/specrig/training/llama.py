@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - its usual name
 
-from specrig.heads.layer import rotate
+from specrig.heads.layer import apply_rotary
 from specrig.training.recipe import Shape
 
 EPSILON = 1e-5
@@ -45,7 +45,7 @@ class Layer(nn.Module):
         # Attention: queries, keys and values from one product, [B, T, 3D] -> three of [B, heads, T, head size].
         normed = F.rms_norm(x, (D,), self.attention_norm, EPSILON)
         q, k, v = F.linear(normed, self.qkv).view(B, T, 3, self.heads, self.head_size).permute(2, 0, 3, 1, 4)
-        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        q, k = apply_rotary(q, cos, sin), apply_rotary(k, cos, sin)
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + F.linear(mixed.transpose(1, 2).reshape(B, T, D), self.out)
         # MLP: SwiGLU.
@@ -108,20 +108,13 @@ class Llama(nn.Module):
         for layer in self.layers if enabled else ():
             layer.compile()
 
-    def forward(self, tokens: Tensor, aux_layers: tuple[int, ...] = ()) -> Tensor:
-        """`[B, T]` int64 -> `[B, T, D]`, the state after the final norm.
-
-        aux_layers: hidden states to put before it, `[B, T, (F + 1) D]`: j means those after j layers.
-        """
+    def forward(self, tokens: Tensor) -> Tensor:
+        """`[B, T]` int64 -> `[B, T, D]`, the state after the final norm."""
         x = F.embedding(tokens, self.embedding)
         cos, sin = self.cos[: tokens.shape[1]], self.sin[: tokens.shape[1]]
-        found = []
-        for index, layer in enumerate(self.layers):
-            if index in aux_layers:
-                found.append(x)
+        for layer in self.layers:
             x = layer(x, cos, sin)
-        x = F.rms_norm(x, (self.shape.hidden,), self.norm, EPSILON)
-        return torch.cat((*found, x), -1) if found else x
+        return F.rms_norm(x, (self.shape.hidden,), self.norm, EPSILON)
 
     def logits(self, hidden: Tensor, vocabulary: Tensor | None = None) -> Tensor:
         """`[..., D]` -> `[..., V]`, or of the tokens `vocabulary` `[Vd]` alone `[..., Vd]`."""
@@ -189,36 +182,3 @@ def save(model: Llama, folder: Path, ends: tuple[int, ...], drafted: Tensor | No
         folder / "model.safetensors",
         metadata={"format": "pt"},
     )
-
-
-def load(folder: Path) -> Llama:
-    """Read a folder that `save` wrote."""
-    config = json.loads((folder / "config.json").read_text())
-    shape = Shape(
-        layers=config["num_hidden_layers"],
-        hidden=config["hidden_size"],
-        heads=config["num_attention_heads"],
-        intermediate=config["intermediate_size"],
-        context=config["max_position_embeddings"],
-    )
-    model = Llama(shape, config["vocab_size"])
-    tensors = load_file(folder / "model.safetensors")
-    state = {"embedding": tensors["model.embed_tokens.weight"], "norm": tensors["model.norm.weight"]}
-    for index in range(shape.layers):
-        get = {name: tensors[f"model.layers.{index}.{name}.weight"] for name in _LAYER_TENSORS}
-        state |= {
-            f"layers.{index}.attention_norm": get["input_layernorm"],
-            f"layers.{index}.qkv": torch.cat([get[f"self_attn.{part}_proj"] for part in "qkv"]),
-            f"layers.{index}.out": get["self_attn.o_proj"],
-            f"layers.{index}.mlp_norm": get["post_attention_layernorm"],
-            f"layers.{index}.gate_up": torch.cat([get["mlp.gate_proj"], get["mlp.up_proj"]]),
-            f"layers.{index}.down": get["mlp.down_proj"],
-        }
-    model.load_state_dict(state)
-    return model
-
-
-_LAYER_TENSORS = (
-    "input_layernorm", "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
-    "post_attention_layernorm", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj",
-)  # fmt: skip

@@ -6,7 +6,6 @@ Requests come from the study's corpus, from files, from data sets on the hub, or
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,6 @@ from typing import Any
 from specrig.corpus import gather
 from specrig.corpus.example import TASKS, hash_fraction, number
 from specrig.corpus.wording import normalized
-from specrig.models import hub
 from specrig.tasks.chat import render_chat
 from specrig.tasks.sources import PromptError, Row, hub_rows, read_rows
 from specrig.training.prompt_sources import PromptSource
@@ -57,26 +55,6 @@ class Planned:
     round: int
     requests: tuple[str, ...] = ()
     prompt: list[int] | None = None
-
-
-def training_prompts(recipe: Recipe, corpus_dir: Path, target: Path, without: Collection[str] = ()) -> list[list[int]]:
-    """Token ids of the training prompts that the target in the folder `target` does not write itself, as many as
-    `text.sequences` or fewer.
-
-    Of each task of the corpus equally many. A prompt takes at most half of a sequence.
-    without: prompts that must not be among them, as `normalized` writes them; their number is printed on standard error.
-    Raises PromptError for a file that cannot be used, and where `chat` is true and the tokenizer has no chat template.
-    """
-    groups, left_out = kept(request_groups(recipe, corpus_dir, heldout=False), without)
-    if left_out:
-        print(f"{left_out} training prompts are prompts of the evaluation and were left out", file=sys.stderr)
-    return _prompts(groups, recipe, target, recipe.text.sequences)
-
-
-def heldout_prompts(recipe: Recipe, corpus_dir: Path, target: Path) -> list[list[int]]:
-    """Token ids of held-out prompts, chosen in the same way."""
-    groups = request_groups(recipe, corpus_dir, heldout=True)
-    return _prompts(groups, recipe, target, recipe.text.heldout_sequences)
 
 
 def request_groups(recipe: Recipe, corpus_dir: Path, *, heldout: bool) -> list[Group]:
@@ -145,12 +123,6 @@ def _planned(group: Group, recipe: Recipe, tokenizer: Any, chat: bool) -> Iterat
             users = tuple(turn["content"] for turn in request.turns if turn["role"] == "user")
             yield Planned(group.kind, count, users if chat else (request.text,), prompt)
             count += 1
-
-
-def _prompts(groups: Sequence[Group], recipe: Recipe, target: Path, count: int) -> list[list[int]]:
-    fixed = [group for group in groups if group.requests is not None]
-    planned = plan(fixed, recipe, target, hub.tokenizer(str(target)))
-    return [each.prompt for each, _ in zip(planned, range(count), strict=False) if each.prompt is not None]
 
 
 def _of_corpus(recipe: Recipe, corpus_dir: Path, *, heldout: bool) -> dict[str, list[Request]]:

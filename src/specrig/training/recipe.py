@@ -220,20 +220,3 @@ else:
         **{name: _block(kind) for name, kind in registry().items() if kind.model_fields},
     )
     """A study's recipe: `Training`, and a block for each kind of head that has keys."""
-
-TINY: dict[str, Any] = {
-    "corpus": {
-        "characters": {"code": 60_000, "summarization": 60_000, "translation": 60_000, "creative_writing": 60_000},
-        "heldout_texts": 8,
-        "prompts": 8,
-    },
-    "vocabulary": 1024,
-    "target": {"layers": 2, "hidden": 96, "heads": 2, "intermediate": 256},
-    "draft": {"layers": 1, "hidden": 32, "heads": 1, "intermediate": 96},
-    "target_training": {"steps": 30, "batch": 4, "evaluations": 2},
-    "draft_training": {"steps": 30, "batch": 4, "evaluations": 2},
-    "text": {"sequences": 16, "heldout_sequences": 8},
-}
-"""A pair for tests, trained in seconds: `Recipe.model_validate(TINY)`. It shows that the rules work, not how models
-behave.
-"""

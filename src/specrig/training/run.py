@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import shutil
@@ -19,6 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
+from specrig.files import files_sha256
 from specrig.heads.base import TrainingError
 from specrig.runtime.errors import first_line
 from specrig.training.checkpoint import FILE as CHECKPOINT
@@ -181,11 +181,7 @@ def within_memory(label: str) -> Iterator[None]:
 
 def key_of(recipe: Recipe, *files: Path) -> str:
     """What decides a training: the recipe and the content of the files it learns from."""
-    total = hashlib.sha256(recipe.model_dump_json().encode())
-    for path in files:
-        with path.open("rb") as file:
-            total.update(hashlib.file_digest(file, "sha256").digest())
-    return total.hexdigest()
+    return files_sha256(files, recipe.model_dump_json().encode())
 
 
 @contextmanager

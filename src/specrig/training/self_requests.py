@@ -76,7 +76,7 @@ class Template:
     def __init__(self, tokenizer: Any) -> None:
         """Raises PromptError where the template changes what users write, so that it cannot be cut."""
         self.tokenizer = tokenizer
-        _, end = self._cut([{"role": "user", "content": SENTINEL}], answer=True)
+        _, end = self._cut([{"role": "user", "content": SENTINEL}])
         special = [token for token in tokenizer.all_special_tokens if token and end.lstrip().startswith(token)]
         self.end = max(special, key=len) if special else next(iter(end.split()), "")
         """What ends a user's text."""
@@ -86,7 +86,7 @@ class Template:
 
     def before_user(self, messages: Sequence[Message]) -> str:
         """The conversation up to where the user's next text begins."""
-        return self._cut([*messages, {"role": "user", "content": SENTINEL}], answer=True)[0]
+        return self._cut([*messages, {"role": "user", "content": SENTINEL}])[0]
 
     def before_answer(self, messages: Sequence[Message]) -> str:
         """The conversation up to where the answer begins."""
@@ -108,7 +108,7 @@ class Template:
         """The text of ids, special tokens included."""
         return str(self.tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
-    def _cut(self, messages: Sequence[Message], *, answer: bool) -> tuple[str, str]:
+    def _cut(self, messages: Sequence[Message]) -> tuple[str, str]:
         before, found, behind = render_chat(self.tokenizer, messages).rpartition(SENTINEL)
         if not found:
             raise PromptError("the chat template does not hold a user's text as it stands: requests cannot be written")

@@ -64,7 +64,7 @@ def train(
     draft: the folder of the draft whose heads a `draft_<name>` trains; None: `models`/draft.
     """
     if name == "target":
-        import_module("specrig.training.language_model").train_target(recipe, corpus, models, target, progress, device)
+        import_module("specrig.training.language_model").train_target(recipe, corpus, target, progress, device)
     elif name == "draft":
         import_module("specrig.training.distil").train_draft(recipe, corpus, models, target, progress, device)
     else:

@@ -18,9 +18,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from specrig import heads
+from specrig.files import files_sha256
 from specrig.heads.base import NeuralHead
 from specrig.heads.learner import Texts
-from specrig.heads.teacher import Teacher, load_teacher, moved, weights_of
+from specrig.heads.teacher import Teacher, load_teacher, moved, weight_files
 from specrig.training.recipe import Recipe
 from specrig.training.run import STATES
 from specrig.training.target_text import read_text, with_corpus
@@ -98,7 +99,7 @@ class StoredStates:
             [_file(folder, model, layer, *part) for part in zip(shards, lengths, strict=True)]
             for layer in (*aux_layers, None)
         ]
-        key = _digest(model)
+        key = files_sha256(weight_files(model))
         for part, length, files in zip(shards, lengths, zip(*self.files, strict=True), strict=True):
             with FileLock(folder / ".lock"):  # another training of the pair may be making the same
                 lacking = {
@@ -154,15 +155,6 @@ def _alike(lengths: Tensor, tokens: int) -> Iterator[Tensor]:
         group.append(row)
     if group:
         yield torch.tensor(group)
-
-
-def _digest(model: Path) -> str:
-    """Of a model's weights."""
-    total = hashlib.sha256()
-    for path in weights_of(model):
-        with path.open("rb") as file:
-            total.update(hashlib.file_digest(file, "sha256").digest())
-    return total.hexdigest()
 
 
 def _key(file: Path) -> str | None:

@@ -19,7 +19,7 @@ from specrig.corpus import gather as corpus
 from specrig.corpus.trained_on import fingerprint
 from specrig.heads.base import TrainingError
 from specrig.heads.learner import Texts
-from specrig.heads.teacher import end_tokens, weights_of
+from specrig.heads.teacher import end_tokens, weight_files
 from specrig.runtime.errors import first_line
 from specrig.training.recipe import Recipe
 from specrig.training.run import key_of, within_memory
@@ -105,13 +105,13 @@ def training_key(recipe: Recipe, corpus_dir: Path, models: Path, *folders: Path)
     """`key_of` a training that learns from the corpus, from the text of the pair's target, and from the models in
     `folders`.
     """
-    weights = (file for folder in folders for file in weights_of(folder))
+    weights = (file for folder in folders for file in weight_files(folder))
     return key_of(recipe, corpus_dir / "train.jsonl", models / TEXT, *weights)
 
 
 def present(folder: Path, name: str) -> Path:
     """`folder`, which holds the pair's model `name`. Raises TrainingError when no weights are there."""
-    if not weights_of(folder):
+    if not weight_files(folder):
         raise TrainingError(f"{folder}: no trained {name} there; train it first with `specrig train --model {name}`")
     return folder
 

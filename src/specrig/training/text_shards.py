@@ -19,8 +19,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from specrig.corpus.example import generator, number
 from specrig.corpus.wording import Overlap, normalized
+from specrig.files import file_sha256, write_atomically
 from specrig.heads.base import TrainingError
-from specrig.heads.teacher import end_tokens, weights_of
+from specrig.heads.teacher import end_tokens, weight_files
 from specrig.models import hub
 from specrig.runtime.errors import first_line
 from specrig.training import self_requests
@@ -124,9 +125,7 @@ class TextShards:
             if not planned:
                 return None
             texts = [text for text in self._write(part, shard * size, planned) if not self._evaluated(text)]
-            unfinished = path.with_suffix(".unfinished")
-            unfinished.write_text("".join(json.dumps(asdict(text)) + "\n" for text in texts), encoding="utf-8")
-            unfinished.replace(path)
+            write_atomically(path, "".join(json.dumps(asdict(text)) + "\n" for text in texts))
         return _texts_of(path)
 
     def _plan(self, part: Part) -> Iterator[Planned]:
@@ -166,11 +165,8 @@ class TextShards:
                     raise TrainingError(f"{manifest}: {str(precision)[:80]!r} is no precision; {again}")
             else:
                 precision = fastest(self.target, where, text.batch, self.width)
-                self.folder.mkdir(parents=True, exist_ok=True)
                 content = {"key": self.key, "precision": precision, **self._settings()}
-                unfinished = manifest.with_suffix(".unfinished")
-                unfinished.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-                unfinished.replace(manifest)
+                write_atomically(manifest, json.dumps(content, indent=1) + "\n")
             self._writer = Writer(self.target, where, precision)
         return self._writer
 
@@ -191,7 +187,7 @@ class TextShards:
             "sources": [source.model_dump(mode="json", exclude_defaults=True) for source in recipe.sources],
             "own_requests": recipe.own_requests.model_dump(mode="json", exclude_defaults=True),
             "chat": recipe.chat,
-            "target": [_digest(file) for file in weights_of(self.target)],
+            "target": [file_sha256(file) for file in weight_files(self.target)],
         }
 
     def _key(self) -> str:
@@ -201,11 +197,6 @@ class TextShards:
                 requests = None if group.requests is None else [each.turns for each in group.requests]
                 total.update(json.dumps([part, group.kind, group.share, requests]).encode())
         return total.hexdigest()
-
-
-def _digest(file: Path) -> str:
-    with file.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 def _first(text: Written) -> str:

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import pkgutil
 from functools import cache
 
 from specrig.decoding.types import Drafter, MethodOptions
-
-
-class RegistrationError(TypeError):
-    """A file in `drafters/` that does not hold one well-formed Drafter."""
+from specrig.discovery import RegistrationError, defined, modules, only
 
 
 def check(drafter: type[Drafter], module: str) -> None:
@@ -33,17 +28,7 @@ def check(drafter: type[Drafter], module: str) -> None:
 def registry() -> dict[str, type[Drafter]]:
     """Method name -> Drafter class, in alphabetical order, autoregressive included."""
     found: dict[str, type[Drafter]] = {}
-    for info in sorted(pkgutil.iter_modules(__path__), key=lambda info: info.name):
-        module = importlib.import_module(f"{__name__}.{info.name}")
-        drafters = [
-            value
-            for value in vars(module).values()
-            if inspect.isclass(value) and issubclass(value, Drafter) and value.__module__ == module.__name__
-        ]
-        if len(drafters) != 1:
-            raise RegistrationError(
-                f"drafters/{info.name}.py must define exactly one Drafter, it defines {len(drafters)}"
-            )
-        check(drafters[0], info.name)
-        found[info.name] = drafters[0]
+    for name, module in modules(__name__, __path__):
+        found[name] = only(defined(module, Drafter), Drafter, f"drafters/{name}.py")
+        check(found[name], name)
     return found

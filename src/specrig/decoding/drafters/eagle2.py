@@ -11,7 +11,7 @@ Above temperature 0 a node's children are drawn from the head's distribution q w
 the tree must not depend on what was drawn. If a sibling were kept because it turned out likely, or dropped because its
 descendants turned out unlikely, it would no longer be a draw from q, and rejection sampling would no longer be exact.
 So a slot in the tree gets its worth before its token is drawn: the worth of its parent, times the chance that the j-th
-child drawn there is the one that is accepted. That chance is estimated from q alone (see `DRAWN`).
+child drawn there is the one that is accepted. That chance is estimated from q alone (see `draft_size.DRAWN`).
 
 Why this is exact: worth falls from parent to child and from sibling to sibling. So the chosen slots are those that a
 best-first search would find one by one, and it decides on each slot knowing only the tokens found before. Given those,
@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 from pydantic import Field
 
+from specrig.decoding.draft_size import DRAWN
 from specrig.decoding.drafters.eagle import Eagle
 from specrig.decoding.types import Context, Draft, MethodOptions, PaperRound
 from specrig.heads.base import Foreign
@@ -37,12 +38,6 @@ if TYPE_CHECKING:
 Below: TypeAlias = "Callable[[int, Tensor, Tensor | None], Tensor]"
 """From a level, the tokens `[B, w]` of the nodes expanded above it and their parents among those expanded before them
 (`[B, w]`; None: the root) to the logits `[B, w, Vd]` of their children."""
-
-DRAWN = 0.5
-"""How the worth of a draw is estimated. At this share of positions the target is taken to have the head's own
-distribution, so that the first draw is accepted. At the others the target is taken to be certain of its next token, and
-the j-th draw is that token about as often as the head's j-th most likely one is. A wrong share costs speed, not
-exactness."""
 
 
 def rerank(values: Tensor, parents: Tensor, nodes: int) -> tuple[Tensor, Tensor]:

@@ -122,8 +122,6 @@ class Lookahead(Drafter):
         """
         assert verdict.logits is not None
         top = 1 + self.width + (self.levels - 1) * self.options.window
-        if verdict.logits.shape[1] < top + self.options.window:
-            return  # a plain step at the very end of the context: no window rode along
         from specrig.decoding.sampling import argmax
 
         new = argmax(verdict.logits[:, top : top + self.options.window]).tolist()

@@ -14,6 +14,7 @@ from pydantic import Field
 from specrig.decoding.drafters.medusa import TreeOptions
 from specrig.decoding.static_tree import Layout, Plan, Ranks
 from specrig.decoding.types import Context, Draft, Drafter, MethodOptions, Resources, Verdict, empty_draft
+from specrig.runtime.types import add_passes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -101,7 +102,5 @@ class MedusaDraft(Drafter):
     def passes(self) -> dict[int, tuple[int, float]]:
         """Bare passes of the draft model and of its heads, by width."""
         totals = self.model.pass_totals()
-        for width, (calls, seconds) in self.heads.pass_totals().items():
-            known = totals.get(width, (0, 0.0))
-            totals[width] = (known[0] + calls, known[1] + seconds)
+        add_passes(totals, self.heads.pass_totals())
         return totals

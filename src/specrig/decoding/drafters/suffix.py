@@ -171,15 +171,11 @@ class SuffixTree:
 
     def best(self, factor: float, depth: int, least: float, *, branch: bool) -> Found:
         """The draft with the largest sum of probabilities, over all match lengths; empty without a match."""
-        score, best, count = 0.0, Found([], [], []), 0
-        for length in range(len(self.matches), 0, -1):
-            node = self.matches[length - 1]
+        score, best = 0.0, Found([], [], [])
+        for length, node in self.distinct(self.matches, len(self.matches)):  # a longer match may draft more tokens
             most = min(int(factor * length), MOST if branch else depth)
             if most <= score:
                 break  # probabilities are at most 1: nothing shorter can promise more
-            if node.count == count:
-                continue  # the same occurrences as the longer match, and fewer tokens allowed
-            count = node.count
             found = Found(*self.draft(node, most, depth, least, branch=branch))
             if found.score > score:
                 score, best = found.score, found

@@ -102,13 +102,14 @@ class SuffixHybrid(Suffix):
             )
         if drafted.probs is None:
             return Draft(nodes, parents, lengths=lengths, width=drafted.width)
+        from specrig.decoding.sampling import to_full_vocabulary
+
         # What each token was drawn from, [B, n, V]: the drafter's q, and for the suffix tree's tokens one-hot. If the
         # drafter drafts a tree: what the children of the root and of each node were drawn from; for a chain the same.
         V, m = self.resources.target.vocab_size, min(drafted.probs.shape[1], width)
         q = torch.zeros((*nodes.shape, V), dtype=drafted.probs.dtype, device=nodes.device)
         q.scatter_(-1, nodes.unsqueeze(-1), 1.0)
-        drawn = torch.zeros_like(q[:, :m])
-        drawn[..., slice(None) if drafted.vocabulary is None else drafted.vocabulary] = drafted.probs[:, :m]
+        drawn = to_full_vocabulary(drafted.probs[:, :m], drafted.vocabulary, V)
         q[:, :m] = torch.where(own[:, :m].unsqueeze(-1), drawn, q[:, :m])
         return Draft(nodes, parents, probs=q, lengths=lengths, width=drafted.width)
 

@@ -156,11 +156,8 @@ class TokenRecycling(Drafter):
         """Prepare a tree: for each level the index tensors that fill it, and the parents of all nodes."""
         from specrig.runtime.device import on_device
 
-        start, parents = -1, list[int]()
-        tree: list[tuple[Tensor, Tensor]] = []
-        for above, ranks in levels(paths):
-            tree.append((on_device(above, self.device), on_device(ranks, self.device)))
-            first = len(parents)
-            parents += [start + position for position in above]
-            start = first
-        self.parents[paths], self.trees[paths] = parents, tree
+        index = {path: node for node, path in enumerate(paths)}
+        self.parents[paths] = [index.get(path[:-1], -1) for path in paths]
+        self.trees[paths] = [
+            (on_device(above, self.device), on_device(ranks, self.device)) for above, ranks in levels(paths)
+        ]

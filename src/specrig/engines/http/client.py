@@ -85,12 +85,12 @@ class Client:
                 )
             self.session.headers["Authorization"] = f"Bearer {key}"
 
-    def get(self, path: str, *, timeout_s: float = CONNECT_S) -> Response:
+    def get(self, path: str) -> Response:
         """A GET answered with success. Raises EngineError otherwise."""
         from requests import RequestException
 
         try:
-            response = _twice_if_closed(lambda: self.session.get(self.url + path, timeout=timeout_s))
+            response = _twice_if_closed(lambda: self.session.get(self.url + path, timeout=CONNECT_S))
         except RequestException as error:
             raise self._unreachable(error) from error
         return self._checked(response, path)
@@ -319,9 +319,14 @@ class HttpEngine(TokenizerEngine):
         self.ready(cell)
 
         def request_completion(prompt: Sequence[int], seed: int) -> Completion:
-            reply = self.request_completion(
-                cell, prompt, max_new_tokens=max_new_tokens, seed=seed, alone=len(prompts) == 1
-            )
+            try:
+                reply = self.request_completion(
+                    cell, prompt, max_new_tokens=max_new_tokens, seed=seed, alone=len(prompts) == 1
+                )
+            except EngineError as error:
+                if reason := self.ended(cell, within_s=1.0):
+                    raise EngineError(reason) from error
+                raise
             if not reply.tokens:
                 raise EngineError(f"an answer of the server for {cell.name} held no token")
             return reply

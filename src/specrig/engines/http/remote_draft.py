@@ -10,8 +10,9 @@ from typing import Any
 from specrig.engines.base import EngineError
 from specrig.engines.http.launch import ServerProcess, free_port
 from specrig.models.pair import PairFiles
-from specrig.services.client import RemoteSession, RowsClient, ServiceError, add_passes
-from specrig.services.protocol import Passes, RowOutput, distributions
+from specrig.runtime.types import Passes, add_passes
+from specrig.services.client import RemoteSession, RowsClient, ServiceError
+from specrig.services.protocol import RowOutput, distributions
 
 CONTEXT_STEP = 512
 """The context is rounded up to a multiple of so many positions, so that a longer prompt rarely needs another service.

@@ -20,7 +20,7 @@ from pydantic import Field
 
 from specrig.cell import Cell, digest
 from specrig.decoding.types import Counts
-from specrig.engines.base import EngineError, EngineOptions, foreign, lacks, not_a_chain
+from specrig.engines.base import EngineError, foreign, lacks, not_a_chain
 from specrig.engines.http import counters
 from specrig.engines.http.client import Client, Completion
 from specrig.engines.http.launch import LaunchingEngine, ServerProcess, free_port
@@ -28,6 +28,7 @@ from specrig.engines.llamacpp import serve
 from specrig.models import gate, gguf, hub, to_gguf
 from specrig.models.pair import PairFiles
 from specrig.models.weights import weights_of
+from specrig.settings import Settings
 
 GREEDY = (
     "above temperature 0 llama.cpp drafts greedily and keeps a draft token where its own sample is the same one, "
@@ -48,7 +49,7 @@ class LlamaCpp(LaunchingEngine):
         "and it drafts only where at least n tokens follow the match",
     }
 
-    class Options(EngineOptions):
+    class Options(Settings):
         """How llama.cpp runs a pair."""
 
         weights: Literal["file", "pair"] = "file"
@@ -159,15 +160,13 @@ class LlamaCpp(LaunchingEngine):
         """See `HttpEngine`. Nothing is streamed: the times are the server's own."""
         server, client = self._servers[self._key]
         body = self._body(cell, prompt, max_new_tokens, seed)
+        before = client.counters() if alone else None
+        response = client.post("/completion", body)
+        after = client.counters() if alone else None
         try:
-            before = client.counters() if alone else None
-            response = client.post("/completion", body)
-            after = client.counters() if alone else None
             self._peak_mb = psutil.Process(server.process.pid).memory_info().rss / 2**20
-        except (EngineError, psutil.Error) as error:
-            if server.died():
-                raise EngineError(server.ended(f"while it answered for {cell.name}")) from error
-            raise
+        except psutil.Error as error:
+            raise EngineError(f"{client.url}: {error}") from error
         reply = completion_of(response, client.url)
         if not foreign(self.name)[cell.method].method:
             return reply

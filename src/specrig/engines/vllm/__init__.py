@@ -15,17 +15,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from specrig.cell import Cell, digest
 from specrig.decoding.types import Generation
-from specrig.engines.base import EngineError, EngineOptions, WeightsEngine, lacks, not_a_chain
+from specrig.engines.base import EngineError, WeightsEngine, lacks, not_a_chain
 from specrig.engines.logs import EngineLog
 from specrig.engines.vllm import cpu_sampling
 from specrig.engines.vllm.arguments import arguments
 from specrig.engines.vllm.processes import Processes, intel_openmp, placing, quiet_llvmlite, resident_mb
 from specrig.engines.vllm.speculation import ARCTIC, Request, speculation_of
 from specrig.models.pair import PairFiles
+from specrig.settings import Settings
 
 
 @dataclass(slots=True)
@@ -65,7 +66,7 @@ class Vllm(WeightsEngine):
     process.
     """
 
-    class Options(EngineOptions):
+    class Options(Settings):
         """vLLM's own choices, the same for baseline and methods."""
 
         eager: bool = False
@@ -79,13 +80,6 @@ class Vllm(WeightsEngine):
         """
         max_num_seqs: int = Field(256, ge=1)
         """Requests that decode at once, at most."""
-
-        @field_validator("cpu_sampling", mode="before")
-        @classmethod
-        def _renamed(cls, value: Any) -> Any:
-            if value == "cured":
-                raise ValueError("'cured' is now called 'patched'")
-            return value
 
     def __init__(self, pair: PairFiles, *, device: str = "cpu", threads: int | None = None) -> None:
         # On a CPU a pair is not split.
@@ -199,12 +193,11 @@ class Vllm(WeightsEngine):
         self._end(self._speculating)
         started = RunningEngine(key)
         with started.log.captured():
-            alone = self.options.multiprocessing and self.device == "cpu"
             try:
                 self._prepare()
                 from vllm import LLM
 
-                with intel_openmp() if alone else contextlib.nullcontext():
+                with intel_openmp() if beside else contextlib.nullcontext():
                     started.llm = LLM(
                         **arguments(self.pair, self.options, self.device), disable_log_stats=False, **speculation
                     )

@@ -16,11 +16,11 @@ from torch.nn import functional as F  # noqa: N812 - its usual name
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from specrig.heads import acceptance
-from specrig.heads.acceptance import ahead
+from specrig.heads.acceptance import rounds
 from specrig.heads.dflash import DFlash
 from specrig.heads.dflash import module as checkpoint
 from specrig.heads.learner import Learner, States, Texts, draft_ids
-from specrig.heads.losses import d_pace, distribution_loss, kept_anchors, packed, probabilities, random_ranks
+from specrig.heads.losses import d_pace, distribution_loss, kept_anchors, probabilities, random_ranks, side_by_side
 from specrig.heads.teacher import Teacher, autocast, moved, rows_at_once
 from specrig.heads.trained_layer import TrainedLayer, normal
 
@@ -89,7 +89,7 @@ class DFlashLearner(Learner):
         written = kept_anchors(batch.written[:, 1:], settings.k)
         ranks = random_ranks(written[0], self.generator)
         count = (settings.anchors * written[0].sum(-1, keepdim=True)).ceil()
-        anchors, real = packed(written[0] & (ranks < count))
+        anchors, real = side_by_side(written[0] & (ranks < count))
         kept = written.gather(-1, anchors.expand(settings.k, -1, -1)) & real  # [K, B, A]
         depth, row, block = kept.nonzero(as_tuple=True)
         position = anchors[row, block] + depth  # whose state says what follows
@@ -125,9 +125,7 @@ class DFlashLearner(Learner):
             for depth in range(depths):
                 good = drafted[:, : T - depth, depth] == rows[:, 1 + depth :]
                 right[depth].append(F.pad(good, (0, depth)).cpu())
-        written = heldout.written
-        evaluated = [ahead(written[:, 1:], depth) & written[:, :-1] for depth in range(depths)]
-        return torch.stack([torch.cat(parts) for parts in right]), torch.stack(evaluated)
+        return torch.stack([torch.cat(parts) for parts in right]), rounds(heldout.written, depths)
 
     def tensors(self) -> dict[str, Tensor]:
         """See `Learner`."""

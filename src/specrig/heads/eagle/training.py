@@ -150,9 +150,8 @@ class LayerLearner(Learner):
                 embedded = F.embedding(rows[:, 1:], self.model.embedding)
                 for step, predicted in enumerate(self(embedded, states[numbers][:, :-1], acceptance.DEPTH)):
                     right[step].append((self.choice(predicted[:, :-1]) == rows[:, 2:]).cpu())
-        choices = heldout.written
-        evaluated = [ahead(choices[:, 2:], step) & choices[:, 1:-1] for step in range(acceptance.DEPTH)]
-        return torch.stack([ahead(torch.cat(parts), step) for step, parts in enumerate(right)]), torch.stack(evaluated)
+        evaluated = acceptance.rounds(heldout.written[:, 1:], acceptance.DEPTH)
+        return torch.stack([ahead(torch.cat(parts), step) for step, parts in enumerate(right)]), evaluated
 
     @torch.no_grad()
     def restore(self, found: dict[str, Tensor]) -> None:

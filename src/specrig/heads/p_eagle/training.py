@@ -17,12 +17,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - its usual name
 
 from specrig.heads import acceptance
-from specrig.heads.acceptance import ahead
 from specrig.heads.base import kept_share
 from specrig.heads.eagle.training import trained_entries
 from specrig.heads.eagle3.training import AuxStatesLearner
 from specrig.heads.learner import States, Texts, draft_ids
-from specrig.heads.losses import d_pace, distribution_loss, kept_anchors, packed, probabilities
+from specrig.heads.losses import d_pace, distribution_loss, kept_anchors, probabilities, side_by_side
 from specrig.heads.markov import MarkovBias, biased
 from specrig.heads.p_eagle import PEagle
 from specrig.heads.p_eagle import module as checkpoint
@@ -78,7 +77,7 @@ class PEagleLearner(AuxStatesLearner):
         """The weighted mean over all that is drafted of the distance of the distributions (`losses.distribution_loss`)."""
         model, settings = self.model, self.settings
         kept = kept_anchors(trained_entries(batch), settings.k, self.generator)  # [K, B, T]
-        masks = [packed(some) for some in kept[1:]]
+        masks = [side_by_side(some) for some in kept[1:]]
         depth, row, entry = kept.nonzero(as_tuple=True)  # of each token that is drafted: by depth, row and anchor
         with torch.no_grad(), autocast(model.where):
             likely = self.output(states[row, entry + depth + 1, -model.hidden :])
@@ -120,9 +119,8 @@ class PEagleLearner(AuxStatesLearner):
                     bias = self.markov if depth else None
                     good = self.named(biased(logits, bias, rows[:, 1 + depth : T])) == rows[:, 2 + depth :]
                     right[depth].append(F.pad(good, (0, depth)).cpu())
-        written = heldout.written
-        evaluated = [ahead(written[:, 2:], depth) & written[:, 1:-1] for depth in range(acceptance.DEPTH)]
-        return torch.stack([torch.cat(parts) for parts in right]), torch.stack(evaluated)
+        evaluated = acceptance.rounds(heldout.written[:, 1:], acceptance.DEPTH)
+        return torch.stack([torch.cat(parts) for parts in right]), evaluated
 
     def tensors(self) -> dict[str, Tensor]:
         """See `Learner`."""

@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from specrig.heads.acceptance import DEPTH, ahead
+from specrig.heads.acceptance import DEPTH, rounds
 from specrig.heads.base import TrainingError
 from specrig.heads.learner import Learner, States, Texts, draft_ids
-from specrig.heads.losses import distillation, kept_anchors
+from specrig.heads.losses import distillation, kept_anchors, side_by_side
 from specrig.heads.pard import Pard
 from specrig.heads.pard import module as checkpoint
-from specrig.heads.teacher import LMHead, Teacher, autocast, moved, rows_at_once
+from specrig.heads.teacher import LMHead, Teacher, autocast, moved, outer, rows_at_once
 
 
 class Copies(NamedTuple):
@@ -42,10 +42,10 @@ class Copies(NamedTuple):
         text = torch.arange(T, device=kept.device).expand(B, T)
         anchors, depths, there = [text], [torch.zeros_like(text)], [kept[0]]
         for depth, here in enumerate(kept[1:], 1):
-            most = int(here.sum(-1).max())
-            anchors.append(here.long().argsort(dim=-1, descending=True, stable=True)[:, :most])
-            depths.append(torch.full_like(anchors[-1], depth))
-            there.append(here.gather(1, anchors[-1]))
+            entries, real = side_by_side(here)
+            anchors.append(entries)
+            depths.append(torch.full_like(entries, depth))
+            there.append(real)
         return cls(torch.cat(anchors, 1), torch.cat(depths, 1), torch.cat(there, 1))
 
     @property
@@ -92,10 +92,7 @@ class PardLearner(Learner):
 
     def outer(self) -> Iterable[Tensor]:
         """See `Learner`."""
-        modules = self.draft.modules()
-        return [module.weight for module in modules if isinstance(module, nn.Embedding)] + [
-            self.draft.get_output_embeddings().weight
-        ]
+        return outer(self.draft)
 
     def states(self, tokens: Tensor, copies: Copies) -> Tensor:
         """The draft's states after the final norm at each position of a pass over texts `[B, T]`: `[B, L, D]`.
@@ -150,8 +147,7 @@ class PardLearner(Learner):
                 with autocast(where):
                     chosen = output(hidden[:, index]).argmax(-1)
                 right[depth, rows, : len(index)] = (chosen == ids[:, copies.positions[0, index]]).cpu()
-        evaluated = [ahead(heldout.written[:, 1:], depth) & heldout.written[:, :-1] for depth in range(depths)]
-        return right, torch.stack(evaluated)
+        return right, rounds(heldout.written, depths)
 
     def tensors(self) -> dict[str, Tensor]:
         """See `Learner`."""

@@ -7,13 +7,13 @@ of its own kind: records of cells (`measurement.records`) know nothing of load.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from hashlib import sha256
 from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from specrig.measurement.records import Counts, Load, RecordError, read_index, write_atomically
+from specrig.files import file_sha256, write_atomically
+from specrig.measurement.records import Counts, Load, RecordError, read_index
 from specrig.runtime.errors import first_line
 from specrig.study.traffic import Point
 
@@ -112,7 +112,7 @@ def damaged_points(folder: Path) -> list[str]:
     changed = [
         slug
         for slug, entry in index["points"].items()
-        if not (path := folder / entry["records"]).is_file() or sha256(path.read_bytes()).hexdigest() != entry["sha256"]
+        if not (path := folder / entry["records"]).is_file() or file_sha256(path) != entry["sha256"]
     ]
     return sorted([*index["failed"], *changed])
 

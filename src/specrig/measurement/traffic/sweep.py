@@ -23,13 +23,14 @@ from specrig.engines.base import EngineError
 from specrig.engines.http import counters
 from specrig.engines.http.client import Completion, HttpEngine
 from specrig.engines.server import settled
+from specrig.files import write_atomically
 from specrig.measurement.blocks import baseline_of, seed_of
 from specrig.measurement.energy import Meter, metered
 from specrig.measurement.machine_state import MachineState
-from specrig.measurement.plan import gpus_used, method_modules, model_digests
+from specrig.measurement.plan import gpus_used, is_current, method_modules, model_digests
 from specrig.measurement.progress import progress
 from specrig.measurement.recording import reported, write_index
-from specrig.measurement.records import Counts, RecordError, write_atomically
+from specrig.measurement.records import Counts
 from specrig.measurement.task_prompts import prepared
 from specrig.measurement.traffic.loops import Requests, closed_loop, open_loop
 from specrig.measurement.traffic.records import FOLDER, Turn, damaged_points, read_turns, write_turns
@@ -75,7 +76,7 @@ class Plan:
         return [
             point
             for point in self.points
-            if point.slug in self.damaged or not _is_current(self.path(point), self.digests[point])
+            if point.slug in self.damaged or not is_current(self.path(point), self.digests[point], read_turns)
         ]
 
 
@@ -227,10 +228,3 @@ def _turn(
 def _share(total: int, turn: int, turns: int) -> int:
     """How many of `total` requests a turn has."""
     return max(total * (turn + 1) // turns - total * turn // turns, 1)
-
-
-def _is_current(path: Path, expected: str) -> bool:
-    try:
-        return path.is_file() and {turn.digest for turn in read_turns(path)} == {expected}
-    except RecordError:
-        return False

@@ -18,7 +18,7 @@ import pandas as pd
 from markupsafe import Markup
 
 from specrig.analysis.cells import IDENTITY, identity, row_dicts, row_identity
-from specrig.measurement.records import write_atomically
+from specrig.files import write_atomically
 from specrig.reporting.documents.attachments import Attachments, Embedded, mlflow_runs
 from specrig.reporting.documents.contents import Paragraph, ReadySection, ReadyTable, contents
 from specrig.reporting.documents.html_templates import html_template

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from specrig.measurement.records import write_atomically
+from specrig.files import write_atomically
 from specrig.reporting.documents.contents import Contents, Paragraph, Ready, ReadySection, ReadyTable
 from specrig.reporting.figures.panels import COLUMN, PAGE
 from specrig.reporting.items import Block, Figure

@@ -10,6 +10,7 @@ from typing import Any
 
 import matplotlib as mpl
 
+from specrig.files import write_atomically
 from specrig.results.study_data import learning_curves, training_curves
 
 mpl.use("Agg")
@@ -21,7 +22,7 @@ from matplotlib.transforms import Bbox
 
 from specrig.analysis.acceptance import emitted_lengths
 from specrig.analysis.cells import IDENTITY, identity
-from specrig.measurement.records import Record, write_atomically
+from specrig.measurement.records import Record
 from specrig.reporting.figures import curves, plots, ranking
 from specrig.reporting.figures.along import along
 from specrig.reporting.figures.batching import batching

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from specrig.measurement.records import write_atomically
+from specrig.files import write_atomically
 from specrig.reporting.items import Table
 from specrig.reporting.outline import tables
 from specrig.reporting.tables.latex import latex

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from specrig.analysis.quality import Score, quality_table, scores
-from specrig.measurement.records import write_atomically
+from specrig.files import write_atomically
 from specrig.reporting.tables.latex import latex
 from specrig.results import grid
 from specrig.results.quality_table import quality_grid

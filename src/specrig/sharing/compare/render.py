@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
-from specrig.measurement.records import write_atomically
+from specrig.files import write_atomically
 from specrig.reporting.documents.html_templates import html_template
 from specrig.reporting.documents.inline_svg import inline_svg
 from specrig.results.grid import Grid, GridEntry, interval, number
