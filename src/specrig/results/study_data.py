@@ -207,7 +207,7 @@ def _training_lines(models: Path) -> Iterator[tuple[str, str, dict[str, Any]]]:
     better than no report.
     """
     for path in sorted(models.glob("*/*/training.jsonl")):
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        for line in path.read_bytes().splitlines():
             try:
                 entry = json.loads(line)
             except (ValueError, RecursionError):

@@ -135,5 +135,5 @@ def _prompts(path: Path) -> dict[str, str]:
     if not path.is_file():
         return {}
     with reading(path):
-        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        rows = [json.loads(line) for line in path.read_bytes().splitlines() if line.strip()]
         return {str(row["id"]): str(row["prompt"]) for row in rows if "id" in row and "prompt" in row}
