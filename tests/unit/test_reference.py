@@ -20,7 +20,7 @@ from specrig.audit import reference
 from specrig.audit.run import audit_records
 from specrig.measurement.records import Record, study_records
 from specrig.measurement.runner import measure
-from specrig.results.audit_tables import identity, sentence, verdict_grid
+from specrig.results.audit_tables import identity, sentence, summary_grid, verdict_grid
 from specrig.results.summary import BASELINE_TEST, audit_failures
 from specrig.runtime import agreement
 from specrig.runtime.attention import FULL
@@ -146,6 +146,7 @@ def test_what_cannot_be_compared_is_said_and_rejects_nothing(windowed: Path) -> 
     assert not audit_failures(cells(engine="server"), audit).any()
     assert "1 of 1 baselines. The table says why." in sentence(audit)
     assert {row[-2].text for row in verdict_grid(audit).rows} == {"not judged", "passed, 100 % identical"}
+    assert {row[-1].text for row in summary_grid(audit.assign(p_value=1e-15)).rows} == {"< 1e-12"}
     files = replace(study.paths.pair_files("tiny", study.root).only(()), quantization="awq")
     (made,) = reference.check_baselines(study_records(study.root / "records"), study, files, study.root, lambda *_: [])
     assert made.passed is None and "quantized as awq" in made.finding

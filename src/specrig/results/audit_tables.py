@@ -208,7 +208,7 @@ def summary_grid(audit: pd.DataFrame) -> Grid:
                 ),
                 GridEntry(str(len(members))),
                 GridEntry("–" if lossy else str(passed)),
-                GridEntry("–" if pd.isna(least) else f"{max(least, SMALLEST):.2g}"),
+                GridEntry(_p_value({"p_value": least}) or "–"),
             ]
         )
     header = ["method", "test", "verdict", "tests", "passed", "smallest p-value"]

@@ -76,7 +76,7 @@ def _context(results: StudyResults, attachments: Attachments) -> dict[str, Any]:
         "drawings": drawings,
         "captions": {name: item.caption + (disturbed if item.timed else "") for name, item in figures().items()},
         "config_link": attachments.config(study.config),
-        "records": attachments.records(study.name),
+        "records": attachments.records(results.folder),
         "samples": _samples(study, results.speedups),
         "commands": [(row["id"], row["command"]) for row in row_dicts(results.judged) if row["command"]],
         "task_name": task_name,
