@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from synthetic import write_study
 from test_pdf import inflated
 
-from specrig.audit.reference import TEST as REFERENCE
+from specrig.audit.multiple_testing import REFERENCE
 from specrig.cli import main
 from specrig.measurement.attempts import attempt_file
 from specrig.measurement.records import SCHEMA_VERSION, read_records
