@@ -65,7 +65,7 @@ def pack(study: StudyData, scores: Sequence[Score], folder: Path, names: Sequenc
     if blanked:
         left_out.append(f"the outputs' texts of {', '.join(blanked)}, which may quote data of others (token ids stay)")
     for job in study.jobs:
-        _pack_job(job, study, folder, names, embedded)
+        _pack_job(job, folder, names, embedded)
     for path in sorted((study.folder / "audit").glob("*.csv")):
         write_atomically(folder / "audit" / path.name, scrub_text(_text(path), names))
     _write_lines(folder, "scores", [score.model_dump_json() for score in scores])
@@ -145,7 +145,7 @@ def read_lines(folder: Path, stem: str = "records") -> list[tuple[str, str]]:
     ]
 
 
-def _pack_job(job: MeasuredJob, study: StudyData, folder: Path, names: Sequence[str], embedded: set[str]) -> None:
+def _pack_job(job: MeasuredJob, folder: Path, names: Sequence[str], embedded: set[str]) -> None:
     """Write one replicate of a job: its records, its index with digests of the published records, its environment."""
     there = replicate_folder(folder / "records" / Path(*job.key), job.replicate)
     index: dict[str, Any] = {"cells": {}, "failed": scrubbed(job.failed, names)}

@@ -97,10 +97,7 @@ def _published_pairs(publication: Path) -> Iterator[PublishedPair]:
                 _dtype(study, str(engine), str(pair)),
                 cells,
                 tuple(manifest.measured_with),
-                min(
-                    (str(job.environment["captured"])[:10] for job in study.jobs if job.environment.get("captured")),
-                    default="–",
-                ),
+                study.captured[:10] or "–",
                 drafting,
                 drafting["lossless"].astype(bool) & ~drafting["failed"].astype(bool),
             )

@@ -72,7 +72,7 @@ def _context(results: StudyResults, attachments: Attachments) -> dict[str, Any]:
         "sections": [_section(section, results, attachments, links) for section in ready.sections],
         "repeats": sorted({int(count) for count in cells["repeats"]}),
         "advice": _with_note(results.advice(links), attachments),
-        "commit": machine.commit(results.environment),
+        "commit": machine.commit(study.environment),
         "drawings": drawings,
         "captions": {name: item.caption + (disturbed if item.timed else "") for name, item in figures().items()},
         "config_link": attachments.config(study.config),

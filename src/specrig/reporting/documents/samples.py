@@ -39,7 +39,6 @@ class Span:
 class Sample:
     """One record. spans: None where the tokens' texts or the rounds are not known; then `text` is shown."""
 
-    record: Record
     prompt: str | None
     spans: list[Span] | None
     text: str
@@ -112,7 +111,7 @@ def sample(record: Record, study_dir: Path, config: dict[str, Any]) -> Sample:
     if ends is not None:
         with suppress(ValueError):  # an engine that reports no rounds: the text alone
             found = spans(record.run, text, ends)
-    return Sample(record, prompt, found, record.text)
+    return Sample(prompt, found, record.text)
 
 
 def _tokenizer(pair: str, study_dir: Path, config: dict[str, Any]) -> Decoder | None:
