@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from gzip import compress, decompress
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from safetensors.torch import load, save
 from synthetic import write_study
 
+from specrig.cell import Cell
 from specrig.cli import main
 from specrig.engines.native import Native
 from specrig.heads import initialise, part, registry
@@ -20,7 +22,11 @@ from specrig.models.pair import ModelError, PairFiles
 from specrig.results.study_data import read_study
 from specrig.results.study_results import StudyResults
 from specrig.runtime.types import DecodingError
+from specrig.sharing.archive import unpack
+from specrig.sharing.manifest import PublicationError
+from specrig.sharing.verify import check_records
 from specrig.study.load import load_study
+from specrig.study.traffic import Point
 
 PUBLISHED = Path(__file__).parents[2] / "reports" / "published" / "amd-epyc-engines"
 Damage = Callable[[bytes], bytes]
@@ -298,6 +304,16 @@ PUBLICATIONS: dict[str, tuple[str, Damage, str]] = {
     "an empty audit": ("audit/records.csv", lambda _: b"", "audit: agrees with the records"),
     "a table that is not UTF-8": ("tables/cells.csv", lambda content: b"\xff\xfe" + content, "cells.csv"),
     "a cut study": ("study.json", lambda _: b"{", "study.json"),
+    "a cell elsewhere": (
+        "records/native/embedded/ngram/records.jsonl.gz",
+        lambda content: compress(decompress(content).replace(b'"task":"code"', b'"task":"../../../../../code"')),
+        "cannot name a file; restore the file",
+    ),
+    "a table elsewhere": (
+        "study.json",
+        lambda content: content.replace(b'"pairs.tsv"', b'"../../pairs.tsv"'),
+        "tables: pairs: ../../pairs.tsv is outside the publication",
+    ),
 }
 
 
@@ -331,6 +347,49 @@ def test_an_index_of_records_that_is_none_is_named(content: str, tmp_path: Path)
     for read in (read_study, lambda root: study_records(root / "records")):
         with pytest.raises(RecordError, match=r"index.json: damaged \("):
             read(study)
+
+
+@pytest.mark.parametrize("content", [*INDEXES, '{"cells": {"a": {"records": "../a.jsonl"}}}'])
+def test_an_index_of_a_publication_that_is_none_is_named(content: str, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(PUBLISHED, tmp_path / "damaged"))
+    path = folder / "records/native/embedded/ngram/index.json"
+    path.write_text(content)
+    (damaged,) = [each for each in check_records(folder, [path]) if each.checked == "not readable"]
+    assert f"{path}: " in damaged.differences[0]
+    with pytest.raises(PublicationError, match=r"index.json: .*restore the file"):
+        unpack(folder, tmp_path / "unpacked")
+    path.write_text('{"cells": {"a": {"records": "a.jsonl"}}}')
+    job = next(each for each in check_records(folder, [path]) if each.file.endswith("ngram"))
+    assert "cell a: records whose hash is not the one in index.json" in job.differences
+
+
+LINES = "what the patient\u2028said \u0085 was"
+
+
+def test_lines_are_cut_where_json_ends_them(tmp_path: Path) -> None:
+    from specrig.measurement.quarantine import _unreadable
+    from specrig.measurement.task_prompts import _answers
+    from specrig.measurement.traffic.records import Request, Turn, read_turns, write_turns
+    from specrig.reporting.documents.samples import _prompts
+    from specrig.tasks.prompts import Prompt
+
+    path = tmp_path / "lines.jsonl"
+    row = {"id": "a", "prompt": LINES, "turns": [LINES], "answers": [LINES]}
+    path.write_text(json.dumps(row, ensure_ascii=False) + "\n")
+    assert _prompts(path) == {"a": LINES}
+    assert not _unreadable(path)
+    assert _answers(path, [Prompt(id="a", text="", turns=(LINES,))], 1) == {"a": [LINES]}
+    cell = Cell(engine="server", pair="p", method="ngram", k=2, task="t", temperature=0.0)
+    request = Request(prompt_id="a", part="counted", due_s=0, sent_s=0, last_s=1, error=LINES)
+    turn = Turn(
+        point=Point(cell=cell, loop="closed", load=1), digest="d", turn=0, is_baseline=True, began="2026-01-01T10:00:00",
+        client_cpu_s=0, requests=[request],
+    )  # fmt: skip
+    write_turns(tmp_path / "turns.jsonl", [turn])
+    assert list(read_turns(tmp_path / "turns.jsonl")) == [turn]
+    table = tmp_path / "table.csv"
+    table.write_text(f"a,b\n1,{LINES}\n")
+    assert not _unreadable(table)
 
 
 GARBAGE = [b"", b"[" * 100_000, b"\xff\xfe" * 40, b'{"a": 1}', b"9" * 5000]

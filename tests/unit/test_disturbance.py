@@ -169,6 +169,11 @@ def test_a_machine_that_could_do_less_beside_a_cell() -> None:
     assert texts[0] == "the machine copied at 11 GB/s beside it, at 30 usually in this study"
     assert "multiplied at 60 GFLOP/s" in texts[1]
     assert reasons(often, other=hit) == [], "what is usual in the study is what counts"
+    untaken = [
+        record.model_copy(update={"before": Probe(when=f"2026-01-01T12:0{number}:00+00:00")})
+        for number, record in enumerate(quiet())
+    ]
+    assert reasons(hit, often=often, untaken=untaken)[0][1].startswith("the machine copied at 11 GB/s beside it")
 
 
 def test_prompts_beside_which_both_ran_slower_are_no_disturbance() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from browser import CHROMIUM, Browser
 from specrig.cli import main
 from specrig.sharing.gallery import FIGURE, INDEX, PAGE, draw_figure, index_markdown
 from specrig.sharing.gallery_page import gallery_page
+from specrig.sharing.manifest import PublicationError
 from specrig.sharing.published_pairs import PublishedPair, published_pairs
 
 LARGEST = 200_000
@@ -156,6 +158,15 @@ def test_machines_of_one_name_are_told_apart_where_they_can_be(published: list[P
     found = {each.folder: each.machine for each in published}
     assert found["amd-epyc-smollm2"] == "AMD EPYC"
     assert found["amd-epyc-zen5-smollm2"] == "AMD EPYC (family 26, model 2)"
+
+
+def test_a_publication_without_a_report_is_refused(repository: Path, tmp_path: Path) -> None:
+    manifest = json.loads((repository / "reports/published/amd-epyc-quick/manifest.json").read_text())
+    del manifest["files"]["report.html"]
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one/manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(PublicationError, match=r"manifest.json: it names no report.html"):
+        published_pairs(tmp_path)
 
 
 def test_a_folder_without_publications_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

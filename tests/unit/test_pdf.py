@@ -88,7 +88,7 @@ def test_figures_have_the_widths_of_a_paper_and_their_fonts_inside(written: Path
         left, _, right, _ = map(float, box[1].split())
         expected = (COLUMN if path.stem.endswith("column") else PAGE).width
         assert (right - left) / 72 == pytest.approx(expected, abs=0.01), path.name
-        streams = b"".join(_inflated(content))
+        streams = b"".join(inflated(content))
         assert b"/FontFile2" in content and b"/Type3" not in content, path.name
         assert streams, path.name
 
@@ -125,7 +125,7 @@ def test_no_heading_stands_alone_at_a_pages_foot(pages: list[str], study: Path) 
     assert found > 5
 
 
-def _inflated(content: bytes) -> list[bytes]:
+def inflated(content: bytes) -> list[bytes]:
     found = []
     for match in re.finditer(rb"stream\r?\n(.*?)\r?\nendstream", content, flags=re.DOTALL):
         try:

@@ -15,8 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from synthetic import write_study
+from test_pdf import inflated
 
-from specrig.audit.reference import TEST as REFERENCE
+from specrig.audit.multiple_testing import REFERENCE
 from specrig.cli import main
 from specrig.measurement.attempts import attempt_file
 from specrig.measurement.records import SCHEMA_VERSION, read_records
@@ -197,8 +198,10 @@ def test_nothing_of_the_machine_or_of_the_users_data_is_published(publication: P
 def test_files_are_small_and_the_report_finds_its_neighbours(publication: Path) -> None:
     assert publication.name == "synthetic-processor-demo"
     assert max(path.stat().st_size for path in publication.rglob("*") if path.is_file()) <= archive.LIMIT
-    assert (publication / "report.pdf").read_bytes().startswith(b"%PDF-")
-    report = (publication / "report.html").read_text()
+    printed, report = (publication / "report.pdf").read_bytes(), (publication / "report.html").read_text()
+    assert printed.startswith(b"%PDF-")
+    titles = b"".join([printed, *inflated(printed)])
+    assert ("Quality of the outputs" in report) == (b"Quality of the outputs" in titles) is True
     links = [link for link in re.findall(r'(?:src|href)="([^"]+)"', report) if not link.startswith(("#", "data:"))]
     assert report.count("<svg") >= 5 and "tables/cells.csv" in links and "records/native/embedded/ngram/" in links
     assert all((publication / link).exists() for link in links), links
@@ -374,6 +377,11 @@ def test_columns_of_another_version_are_told_from_changed_numbers(copy: Path) ->
     good, lines = checked(copy)
     assert not good and "    column beta: published, and this code does not compute it" in lines
     assert any("Other code made this publication" in line and "f" * 40 in line for line in lines)
+    manifest = read_manifest(copy)
+    manifest.dirty = True
+    (copy / "manifest.json").write_text(manifest.model_dump_json())
+    _, lines = checked(copy)
+    assert any("Other code made this publication" in line for line in lines)
 
 
 def test_a_publication_is_rendered_anew_from_its_own_records(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:

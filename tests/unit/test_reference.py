@@ -19,11 +19,12 @@ from transformers import MistralConfig, MistralForCausalLM, PreTrainedTokenizerF
 
 from runs import own_study
 from specrig.audit import reference
+from specrig.audit.multiple_testing import REFERENCE
 from specrig.audit.run import AuditTarget, audit_records
 from specrig.measurement.records import Record, study_records
 from specrig.measurement.runner import measure
-from specrig.results.audit_tables import identity, sentence, verdict_grid
-from specrig.results.summary import BASELINE_TEST, audit_failures
+from specrig.results.audit_tables import identity, sentence, summary_grid, verdict_grid
+from specrig.results.summary import audit_failures
 from specrig.runtime import agreement
 from specrig.runtime.attention import FULL
 from specrig.runtime.llama_model import LlamaModel
@@ -69,8 +70,8 @@ def cells(**values: Any) -> pd.DataFrame:
 
 def test_a_right_baseline_has_a_row_of_its_own(windowed: Path) -> None:
     audit = audited(load_study(windowed))
-    assert reference.TEST == BASELINE_TEST
-    assert audit["test"].tolist() == [BASELINE_TEST, "token identity"]
+    assert REFERENCE == "baseline against transformers' generate"
+    assert audit["test"].tolist() == [REFERENCE, "token identity"]
     assert audit["passed"].all() and audit["method"].tolist() == ["autoregressive", "draft_model"]
     assert audit["finding"][0] == "1: the same 24 tokens after 26 of prompt", "the longest prompt"
     assert "gives the same output as transformers' own generate" in sentence(audit)
@@ -142,7 +143,7 @@ def test_where_nothing_was_decoded_greedily_the_native_baseline_is_decoded_now(w
     config = yaml.safe_load(windowed.read_text()) | {"temperatures": [1.0]}
     windowed.write_text(yaml.safe_dump(config))
     audit = audited(load_study(windowed))
-    assert audit["test"].tolist() == [BASELINE_TEST, "per-position uniformity"]
+    assert audit["test"].tolist() == [REFERENCE, "per-position uniformity"]
     assert not audit["passed"][0] and audit["temperature"].tolist() == [0.0, 1.0]
 
 
@@ -159,6 +160,7 @@ def test_what_cannot_be_compared_is_said_and_rejects_nothing(windowed: Path) -> 
     assert not audit_failures(cells(engine="server"), audit).any()
     assert "1 of 1 baselines. The table says why." in sentence(audit)
     assert {row[-2].text for row in verdict_grid(audit).rows} == {"not judged", "passed, 100 % identical"}
+    assert {row[-1].text for row in summary_grid(audit.assign(p_value=1e-15)).rows} == {"< 1e-12"}
     files = replace(study.paths.pair_files("tiny", study.root).only(()), quantization="awq")
     (made,) = reference.check_baselines(study_records(study.root / "records"), study, files, study.root, lambda *_: [])
     assert made.passed is None and "quantized as awq" in made.finding

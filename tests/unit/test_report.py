@@ -188,8 +188,10 @@ def test_small_target_gets_its_limits(page: tuple[str, Page]) -> None:
 def test_report_without_anything_still_stands(tmp_path: Path) -> None:
     folder = tmp_path / "bare"
     folder.mkdir()
-    (folder / "study.json").write_text(json.dumps({"study": "bare", "tasks": ["code"]}))
-    Page(write_report(folder, tmp_path / "report.html").read_text())
+    (folder / "study.json").write_text(json.dumps({"study": "bare", "tasks": ["code"], "results": "elsewhere"}))
+    page = write_report(folder, tmp_path / "report.html").read_text()
+    Page(page)
+    assert "<code>elsewhere/bare/records</code>" in page
 
 
 def test_figures_are_all_there_and_reproducible(study: Path, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from inference_server import STORIES, InferenceServer
 
 from specrig.analysis.cells import row_dicts
 from specrig.analysis.traffic import crossovers, traffic_table
-from specrig.audit.identity import UNDER_LOAD
+from specrig.audit.multiple_testing import UNDER_LOAD
 from specrig.audit.run import audit_records
 from specrig.audit.toy_pair import build
 from specrig.cell import Cell

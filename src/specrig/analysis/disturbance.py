@@ -216,10 +216,12 @@ def _usual_probes(
         own = seen.setdefault(_machine(environments.get(records[0].cell.method_key, {})), set())
         own |= {probe for record in records for probe in (record.before, record.after) if probe is not None}
     names = ("copy_gb_s", "product_gflop_s")
-    results = {
-        m: {name: [getattr(probe, name) or 0.0 for probe in probes] for name in names} for m, probes in seen.items()
+    return {
+        machine: {
+            name: median([taken for probe in probes if (taken := getattr(probe, name))] or [0.0]) for name in names
+        }
+        for machine, probes in seen.items()
     }
-    return {machine: {name: median(values or [0.0]) for name, values in of.items()} for machine, of in results.items()}
 
 
 def _machine(environment: Mapping[str, Any]) -> tuple[Any, ...]:

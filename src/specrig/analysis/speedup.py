@@ -85,9 +85,9 @@ def log_rates(times: Times) -> pd.Series:
     return _by_replicate(kept, np.log(tokens[defined] / seconds[defined]))
 
 
-def log_speedups(times: Times, scope: Scope = "decode") -> pd.Series:
+def log_speedups(times: Times) -> pd.Series:
     """The mean of `log_ratios` over the replicates of each group, indexed by group."""
-    keys, logs = _log_speedups(times, scope)
+    keys, logs = _log_speedups(times, "decode")
     return pd.Series(logs, index=pd.Index(np.array(keys, dtype=int).reshape(-1), name="group"))
 
 

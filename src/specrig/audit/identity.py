@@ -26,9 +26,6 @@ TIE_UNITS = {"float32": 1024.0, "float16": 8.0, "bfloat16": 8.0}
 (docs/audit_evidence.md).
 """
 
-IDENTITY, UNDER_LOAD = "token identity", "token identity under load"
-"""Names of the tests: of records, and of servers' answers to many requests at once."""
-
 Logits = Callable[[Sequence[int]], Sequence[float] | NDArray[np.float32]]
 """The target's logits after a sequence of token ids."""
 

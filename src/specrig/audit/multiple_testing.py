@@ -18,6 +18,15 @@ if TYPE_CHECKING:
 
     from specrig.cell import Cell
 
+EXACT, UNIFORMITY, REFERENCE = (
+    "exact distribution",
+    "per-position uniformity",
+    "baseline against transformers' generate",
+)
+IDENTITY, UNDER_LOAD = "token identity", "token identity under load"
+"""Names of the tests. The last two are of records, and of servers' answers to many requests at once."""
+LOSSY = "lossy by design; "
+"""Beginning of a finding on a method that does not claim to be lossless."""
 FAMILY_WISE = 0.01
 """Probability that a study whose methods are all correct has even one failed test."""
 

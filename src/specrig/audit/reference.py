@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from specrig.study.study import Study
 
-TEST = "baseline against transformers' generate"
-
 PlainDecode = Callable[[Cell, Sequence[int]], list[int]]
 """Greedy plain decoding of a prompt in the native engine."""
 

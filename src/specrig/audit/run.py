@@ -18,17 +18,24 @@ import numpy as np
 import pandas as pd
 
 from specrig.audit.identity import (
-    IDENTITY,
-    UNDER_LOAD,
     Answer,
     answer,
     first_divergence,
     served_answers,
     summary,
 )
-from specrig.audit.multiple_testing import audited_cells, strictest_level
+from specrig.audit.multiple_testing import (
+    EXACT,
+    IDENTITY,
+    LOSSY,
+    REFERENCE,
+    UNDER_LOAD,
+    UNIFORMITY,
+    audited_cells,
+    strictest_level,
+)
 from specrig.audit.positions import transform, uniformity
-from specrig.audit.reference import TEST, BaselineCheck, check_baselines
+from specrig.audit.reference import BaselineCheck, check_baselines
 from specrig.cell import Cell
 from specrig.engines import registry as engines
 from specrig.engines.base import EngineError
@@ -77,7 +84,7 @@ def _exact(study: Study, probe: Cell) -> Outcome:
     from specrig.audit.exact import LENGTH, exact_test
 
     build = engines()[probe.engine].build(study.engine_options.get(probe.engine, {}))
-    test, ks, note = "exact distribution", str(probe.k), f" [{build}]" if build else ""
+    test, ks, note = EXACT, str(probe.k), f" [{build}]" if build else ""
     try:
         with TemporaryDirectory() as folder:
             cell = probe.model_copy(update={"pair": "toy_pair", "task": "exact"})
@@ -200,7 +207,7 @@ class AuditTarget:
 
 def _baseline(made: BaselineCheck) -> dict[str, Any]:
     """The row of a baseline; `passed` is empty where nothing could be compared."""
-    row = _judged([made.record], TEST, float("nan"), made.passed is True, True, made.finding)
+    row = _judged([made.record], REFERENCE, float("nan"), made.passed is True, True, made.finding)
     own = {"method": "autoregressive", "variant": "", "temperature": 0.0, "ks": "0"}
     return row | own | ({"passed": None} if made.passed is None else {})
 
@@ -251,7 +258,7 @@ def _positions(records: list[Record], target: AuditTarget, seed: int) -> dict[st
     test = uniformity(pooled)
     level = strictest_level(target.study.grid.cells)
     finding = f"{test.describe(level)}; {100 * test.first:.1f} % in the likeliest twentieth (5 % expected)"
-    return _judged(records, "per-position uniformity", test.p_value, None, records[0].lossless, finding)
+    return _judged(records, UNIFORMITY, test.p_value, None, records[0].lossless, finding)
 
 
 def _order(found: Record | Sequence[Turn]) -> tuple[str, str, str, str, str, float]:
@@ -273,7 +280,7 @@ def _ks(ks: set[int]) -> str:
 
 def _row(cell: Cell, lossless: bool, outcome: Outcome) -> dict[str, Any]:
     """lossless: whether the method claims to be; one that does not has no verdict."""
-    found = outcome if lossless else outcome._replace(passed=True, finding=f"lossy by design; {outcome.finding}")
+    found = outcome if lossless else outcome._replace(passed=True, finding=f"{LOSSY}{outcome.finding}")
     columns = {name: getattr(cell, name) for name in COLUMNS if name in type(cell).model_fields}
     return columns | found._asdict()
 

@@ -9,6 +9,7 @@ imports this file, so a change here makes no result stale.
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
 import time
@@ -104,9 +105,9 @@ def _unreadable(path: Path) -> str:
         if path.suffix == ".json":
             json.loads(text)
         elif path.suffix == ".jsonl":
-            for line in text.splitlines():
+            for line in content.splitlines():  # of text it would also cut at U+2028
                 json.loads(line)
-        elif path.suffix == ".csv" and len({len(row) for row in csv.reader(text.splitlines(keepends=True))}) != 1:
+        elif path.suffix == ".csv" and len({len(row) for row in csv.reader(io.StringIO(text, newline=""))}) != 1:
             return "its rows have different lengths"
         elif path.suffix == ".svg" and not text.rstrip().endswith("</svg>"):
             return "it has no end"

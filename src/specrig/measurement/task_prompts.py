@@ -86,7 +86,7 @@ def _answers(file: Path, prompts: list[Prompt], count: int) -> dict[str, list[st
     if not file.is_file():
         raise PromptError(f"{file} is not there yet: {again}")
     try:
-        rows = {row["id"]: row for row in map(json.loads, file.read_text(encoding="utf-8").splitlines())}
+        rows = {row["id"]: row for row in map(json.loads, file.read_bytes().splitlines())}
         found = {prompt.id: rows[prompt.id]["answers"][:count] for prompt in prompts}
         same = all(list(prompt.turns) == rows[prompt.id]["turns"] for prompt in prompts)
     except (ValueError, KeyError, TypeError) as error:

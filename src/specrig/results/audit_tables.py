@@ -8,16 +8,14 @@ from typing import Any, cast
 import pandas as pd
 
 from specrig.analysis.cells import row_dicts
-from specrig.audit.identity import IDENTITY, UNDER_LOAD
-from specrig.audit.multiple_testing import FAMILY_WISE
+from specrig.audit.multiple_testing import EXACT, FAMILY_WISE, IDENTITY, LOSSY, REFERENCE, UNDER_LOAD, UNIFORMITY
 from specrig.results import grid
 from specrig.results.grid import Column, Grid, GridEntry
 from specrig.results.labels import method_name, method_order, task_name
-from specrig.results.summary import BASELINE_TEST
 
 SMALLEST = 1e-12
 """Smaller p-values are shown as "< 1e-12": neither readers nor double precision can tell them apart."""
-TESTS = {"exact distribution": 0, BASELINE_TEST: 1, IDENTITY: 2, UNDER_LOAD: 3, "per-position uniformity": 4}
+TESTS = {EXACT: 0, REFERENCE: 1, IDENTITY: 2, UNDER_LOAD: 3, UNIFORMITY: 4}
 
 RULE = (
     "All p-values are judged together (Holm's procedure). If all methods are correct, the probability that any test "
@@ -31,8 +29,8 @@ CAPTION = (
 
 def sentence(audit: pd.DataFrame) -> str:
     """Sentences that say what the audit found. audit: see `verdict_grid`."""
-    lossy = audit["finding"].astype(str).str.startswith("lossy by design")
-    baseline = audit["test"] == BASELINE_TEST
+    lossy = _lossy_rows(audit)
+    baseline = audit["test"] == REFERENCE
     claimed = audit[~lossy & ~baseline & audit["passed"].notna()]
     failed = claimed[~claimed["passed"].astype(bool)]
     methods = claimed["method"].nunique()
@@ -63,7 +61,7 @@ def identity(audit: pd.DataFrame) -> str:
     """
     if "identical" not in audit:
         return ""
-    lossy = audit["finding"].astype(str).str.startswith("lossy by design")
+    lossy = _lossy_rows(audit)
     compared = audit[audit["identical"].notna() & ~lossy]
     plain = compared["ks"].astype(str) == "0"
     return " ".join(filter(None, [_speculative(compared[~plain]), _batched(compared[plain])]))
@@ -157,7 +155,7 @@ def verdict_grid(audit: pd.DataFrame) -> Grid:
         "test": grid.text("test"),
         "p-value": _p_value,
         "verdict": lambda row: GridEntry(_verdict(row), bold=not pd.isna(row["passed"]) and not row["passed"]),
-        "finding": lambda row: str(row["finding"]).removeprefix("lossy by design; "),
+        "finding": lambda row: str(row["finding"]).removeprefix(LOSSY),
     }
     labels, groups = len(columns), len(several)
     return Grid.of(row_dicts(frame), columns, labels=labels, caption=CAPTION, label="tab:verdicts", groups=groups)
@@ -168,7 +166,11 @@ def _named(row: dict[str, Any], name: str) -> str:
 
 
 def _lossy(row: dict[str, Any]) -> bool:
-    return str(row["finding"]).startswith("lossy by design")
+    return str(row["finding"]).startswith(LOSSY)
+
+
+def _lossy_rows(audit: pd.DataFrame) -> pd.Series:
+    return audit["finding"].astype(str).str.startswith(LOSSY)
 
 
 def _p_value(row: dict[str, Any]) -> str:
@@ -187,7 +189,7 @@ def _outcome(lossy: bool, passed: int, judged: int) -> str:
 
 def summary_grid(audit: pd.DataFrame) -> Grid:
     """One row per method and test: how many cells were tested and passed, and the smallest p-value."""
-    frame = audit.assign(lossy=audit["finding"].astype(str).str.startswith("lossy by design"))
+    frame = audit.assign(lossy=_lossy_rows(audit))
     order = {name: rank for rank, name in enumerate(method_order(frame["method"]))}
     rows = []
     found = cast(
@@ -208,7 +210,7 @@ def summary_grid(audit: pd.DataFrame) -> Grid:
                 ),
                 GridEntry(str(len(members))),
                 GridEntry("–" if lossy else str(passed)),
-                GridEntry("–" if pd.isna(least) else f"{max(least, SMALLEST):.2g}"),
+                GridEntry(_p_value({"p_value": least}) or "–"),
             ]
         )
     header = ["method", "test", "verdict", "tests", "passed", "smallest p-value"]

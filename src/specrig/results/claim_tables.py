@@ -1,4 +1,4 @@
-"""Compare reported with measured figures: the table of verdicts, a sentence on it, and the report's section."""
+"""Compare reported with measured figures: the table of verdicts and a sentence on it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compare engines in a table, a figure and a section of the report, for studies with more than one engine."""
+"""Compare engines in a table, for studies with more than one engine."""
 
 from __future__ import annotations
 

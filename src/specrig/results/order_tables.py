@@ -1,4 +1,4 @@
-"""The order of methods, reported and measured: two tables, a sentence and a figure."""
+"""The order of methods, reported and measured: two tables and a sentence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Write `results/<study>/tables/quality`: the scores of each method's outputs and of its baseline's."""
+"""Read `results/<study>/tables/quality.csv`, the scores of each method's outputs and of its baseline's, for readers."""
 
 from __future__ import annotations
 

@@ -77,6 +77,18 @@ class StudyData:
         return found
 
     @cached_property
+    def environment(self) -> dict[str, Any]:
+        """environment.json of the first job that has one."""
+        return next((job.environment for job in self.jobs if job.environment), {})
+
+    @cached_property
+    def captured(self) -> str:
+        """When the first job began, as an ISO date; empty where no job says."""
+        return min(
+            (str(job.environment["captured"]) for job in self.jobs if job.environment.get("captured")), default=""
+        )
+
+    @cached_property
     def records(self) -> list[Record]:
         """All records of the study's measured cells."""
         return [record for members in self.cells.values() for record in members]
@@ -207,7 +219,7 @@ def _training_lines(models: Path) -> Iterator[tuple[str, str, dict[str, Any]]]:
     better than no report.
     """
     for path in sorted(models.glob("*/*/training.jsonl")):
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        for line in path.read_bytes().splitlines():
             try:
                 entry = json.loads(line)
             except (ValueError, RecursionError):

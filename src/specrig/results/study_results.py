@@ -105,11 +105,6 @@ class StudyResults:
     trained = cached_property(lambda self: not training_curves(self.study.folder / "models").empty)
     """Whether the study trained models."""
 
-    @cached_property
-    def environment(self) -> dict[str, Any]:
-        """environment.json of the first job that has one."""
-        return next((job.environment for job in self.study.jobs if job.environment), {})
-
     def runs(self, of: Callable[[Any], object]) -> bool:
         """Whether any measured cell has `of`."""
         return any(of(members[0].cell) for members in self.study.cells.values())
@@ -271,25 +266,18 @@ class StudyResults:
     # Sentences. Empty: there is nothing to say.
 
     @cached_property
-    def captured(self) -> str:
-        """When the first job began, as an ISO date; empty where no job says."""
-        return min(
-            (str(job.environment["captured"]) for job in self.study.jobs if job.environment.get("captured")), default=""
-        )
-
-    @cached_property
     def byline(self) -> str:
         """The line below the title in print: device, day and how much was measured."""
-        day = f"measured {self.captured[:10]}" if self.captured else ""
-        return " · ".join(filter(None, [machine.device(self.environment), day, prose.extent(self.cells)]))
+        day = f"measured {self.study.captured[:10]}" if self.study.captured else ""
+        return " · ".join(filter(None, [machine.device(self.study.environment), day, prose.extent(self.cells)]))
 
     @cached_property
     def facts(self) -> list[str]:
         """Machine, date, code, and how much was measured."""
-        commit = machine.commit(self.environment)
+        commit = machine.commit(self.study.environment)
         facts = [
-            machine.machine(self.environment),
-            f"measured {self.captured[:16].replace('T', ' ')} UTC" if self.captured else "",
+            machine.machine(self.study.environment),
+            f"measured {self.study.captured[:16].replace('T', ' ')} UTC" if self.study.captured else "",
             f"code {commit}" if commit else "",
             prose.scope(self.cells, self.study.tasks),
         ]

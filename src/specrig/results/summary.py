@@ -15,6 +15,7 @@ from specrig.analysis.disturbance import disturbed
 from specrig.analysis.replicates import between_means, count
 from specrig.analysis.speedup import group_times, log_speedups
 from specrig.analysis.statistics import Estimate, average, interval, mean, stratified_ratio_interval
+from specrig.audit.multiple_testing import REFERENCE
 from specrig.measurement.records import Record
 from specrig.results.labels import BASELINES
 
@@ -27,8 +28,6 @@ CROSS_FITTED = "cross_fitted"
 """The column of the geometric mean over tasks with k chosen on other prompts than those it is judged on."""
 RENAMED_COLUMNS = {f"crossfit{end}": f"{CROSS_FITTED}{end}" for end in ("", "_low", "_high", "_ks")}
 """Columns of tables that older versions wrote -> their present names."""
-BASELINE_TEST = "baseline against transformers' generate"
-"""The name of the audit's test of plain decoding itself."""
 
 Key = tuple[Hashable, ...]
 Sweep = dict[int, dict[str, pd.Series]]
@@ -198,9 +197,7 @@ def audit_failures(cells: pd.DataFrame, audit: pd.DataFrame | None) -> pd.Series
     keys = [name for name in IDENTITY if name in audit and name in cells]
     for verdict in audit[~audit["passed"].astype(bool)].to_dict("records"):
         match = pd.Series(True, index=cells.index)
-        for name in (
-            keys if verdict.get("test") != BASELINE_TEST else [key for key in keys if key in ("engine", "pair")]
-        ):
+        for name in keys if verdict.get("test") != REFERENCE else [key for key in keys if key in ("engine", "pair")]:
             expected = "" if pd.isna(verdict[name]) else verdict[name]
             if name == "variant":  # empty is a variant too: the method with its default options
                 match &= cells[name].fillna("") == expected

@@ -24,12 +24,12 @@ import zlib
 from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from specrig.analysis.quality import Score
 from specrig.files import write_atomically
 from specrig.measurement.attempts import attempt_file, other_attempts
-from specrig.measurement.records import SCHEMA_VERSIONS, Record, replicate_folder
+from specrig.measurement.records import SCHEMA_VERSIONS, Record, RecordError, read_index, replicate_folder
 from specrig.measurement.traffic.records import FOLDER as TRAFFIC
 from specrig.measurement.traffic.records import Turn
 from specrig.results.machine import model_rows
@@ -59,7 +59,7 @@ def pack(study: StudyData, scores: Sequence[Score], folder: Path, names: Sequenc
     if blanked:
         left_out.append(f"the outputs' texts of {', '.join(blanked)}, which may quote data of others (token ids stay)")
     for job in study.jobs:
-        _pack_job(job, study, folder, names, embedded)
+        _pack_job(job, folder, names, embedded)
     for path in sorted((study.folder / "audit").glob("*.csv")):
         write_atomically(folder / "audit" / path.name, scrub_text(_text(path), names))
     _write_lines(folder, "scores", [score.model_dump_json() for score in scores])
@@ -84,7 +84,7 @@ def unpack(folder: Path, out: Path) -> Path:
     config = _read_json(folder / "study.json")
     # Paths in the study are relative to where it ran; the tables lie in the publication.
     config["tables"] = {
-        name: str((folder / value).resolve()) for name, value in config.get("tables", {}).items() if value
+        name: _inside(folder, f"tables: {name}", value) for name, value in config.get("tables", {}).items() if value
     }
     _json(out / "study.json", config)
     if (folder / MODELS).is_file():
@@ -96,6 +96,8 @@ def unpack(folder: Path, out: Path) -> Path:
     for path in sorted((folder / "models").glob("*/*/*.jsonl.gz")):
         write_atomically(out / path.relative_to(folder).with_suffix(""), _decompressed(path))
     for path in sorted((folder / TRAFFIC).glob("*/*/*/*")):
+        if path.name == "index.json":
+            published_index(path, "points")
         text = _text(path) if path.suffix == ".json" else _decompressed(path)
         write_atomically(out / path.relative_to(folder).with_suffix(path.suffix.removesuffix(".gz")), text)
     return out
@@ -137,7 +139,7 @@ def read_lines(folder: Path, stem: str = "records") -> list[tuple[str, str]]:
     ]
 
 
-def _pack_job(job: MeasuredJob, study: StudyData, folder: Path, names: Sequence[str], embedded: set[str]) -> None:
+def _pack_job(job: MeasuredJob, folder: Path, names: Sequence[str], embedded: set[str]) -> None:
     """Write one replicate of a job: its records, its index with digests of the published records, its environment."""
     there = replicate_folder(folder / "records" / Path(*job.key), job.replicate)
     index: dict[str, Any] = {"cells": {}, "failed": scrubbed(job.failed, names)}
@@ -172,7 +174,7 @@ def _public_lines(path: Path, embedded: set[str]) -> list[str]:
 def _unpack_job(index_path: Path, folder: Path, out: Path) -> None:
     where = index_path.parent.relative_to(folder)
     cells = _by_cell(read_lines(index_path.parent))
-    index = _read_json(index_path)
+    index = published_index(index_path)
     for slug in index["cells"]:
         if slug not in cells:
             raise PublicationError(f"{where}: index.json names the cell {slug}, of which there are no records")
@@ -184,6 +186,29 @@ def _unpack_job(index_path: Path, folder: Path, out: Path) -> None:
     environment = index_path.with_name("environment.json")
     if environment.is_file():
         _json(out / where / "environment.json", _read_json(environment))
+
+
+def published_index(path: Path, rows: Literal["cells", "points"] = "cells") -> dict[str, Any]:
+    """A job's `index.json`, see `records.read_index`.
+
+    Raises PublicationError for another content, and for one that names records in another folder.
+    """
+    try:
+        index = read_index(path, rows)
+    except RecordError as error:
+        raise PublicationError(f"{path}: not an index of records; restore the file") from error
+    for slug, entry in index[rows].items():
+        if Path(entry["records"]).name != entry["records"]:
+            raise PublicationError(f"{path}: {slug}: its records are not beside the index; restore the file")
+    return index
+
+
+def _inside(folder: Path, key: str, name: str) -> str:
+    """The path of a file that study.json names. Raises PublicationError for a file outside the publication."""
+    path = (folder / name).resolve()
+    if not path.is_relative_to(folder.resolve()):
+        raise PublicationError(f"{folder / 'study.json'}: {key}: {name} is outside the publication; restore the file")
+    return str(path)
 
 
 def attempt_numbers(job: Path) -> list[int]:
@@ -206,6 +231,8 @@ def _by_cell(lines: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
             if isinstance(error, PublicationError):
                 raise
             raise PublicationError(f"{location}: not a record ({str(error).splitlines()[0]})") from error
+        if Path(slug).name != slug:  # it would be written elsewhere
+            raise PublicationError(f"{location}: the cell {slug!r} cannot name a file; restore the file")
         cells.setdefault(slug, []).append(line)
     return cells
 

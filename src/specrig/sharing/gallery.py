@@ -17,8 +17,7 @@ from matplotlib.axes import Axes
 
 from specrig.analysis.cells import row_dicts
 from specrig.files import write_atomically
-from specrig.reporting.figures.panels import SCREEN, make_panels, note_below, row_label, unused_hidden
-from specrig.reporting.figures.ranking import TIMES
+from specrig.reporting.figures.panels import SCREEN, TIMES, make_panels, note_below, row_label, unused_hidden
 from specrig.reporting.figures.style import INK, method_colour, rc
 from specrig.results.grid import Grid, GridEntry, interval, markdown, number
 from specrig.results.labels import DISTURBED_NOTE, DISTURBED_SIGN, LOSSY_NOTE

@@ -102,9 +102,8 @@ def _replacing(target: Path) -> Iterator[Path]:
 
 def _finish(folder: Path, left_out: list[str], paths: list[str], names: list[str]) -> None:
     """Render the packed study, check it for traces of this machine, and write the manifest."""
-    render(folder)
-    with unpacked(folder) as results:
-        printed = write_printed(results, folder / PRINTED)
+    render(folder, printed=True)
+    printed = folder / PRINTED
     if printed.stat().st_size > LIMIT:  # a forge would not show it
         printed.unlink()
     _divide(folder)
@@ -129,8 +128,11 @@ def _is_computed(name: str) -> bool:
     return name.startswith(("figures/", "tables/", "report."))
 
 
-def render(folder: Path) -> None:
-    """Write the tables, figures and report of a packed study into its folder, computed from the files in it."""
+def render(folder: Path, *, printed: bool = False) -> None:
+    """Write the tables, figures and report of a packed study into its folder, computed from the files in it.
+
+    printed: write the report to print too.
+    """
     with unpacked(folder) as results:
         for path in compute_tables(folder, results):
             if path.suffix != ".tex":
@@ -139,6 +141,8 @@ def render(folder: Path) -> None:
             if path.suffix == ".svg" and path.parent == results / "figures":
                 _copy(path, folder / "figures")
         write_report(results, folder / "report.html", Beside())
+        if printed:
+            write_printed(results, folder / PRINTED)
 
 
 @contextmanager

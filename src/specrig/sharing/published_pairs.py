@@ -51,7 +51,7 @@ class PublishedPair:
 
     @property
     def best(self) -> dict[str, Any] | None:
-        """The row of the fastest reliable method, where there is none of the fastest sound one; else None."""
+        """The row of the fastest reliable method; if there is none, of the fastest sound one; else None."""
         for rows in (self.speedups[self.reliable], self.speedups[self.sound]):
             known = rows.dropna(subset=[CROSS_FITTED])
             if len(known):
@@ -76,6 +76,11 @@ def published_pairs(folder: Path) -> list[PublishedPair]:
 
 def _published_pairs(publication: Path) -> Iterator[PublishedPair]:
     manifest = read_manifest(publication)
+    report = next((name for name in sorted(manifest.files) if name.startswith("report.html")), None)
+    if report is None:
+        raise PublicationError(
+            f"{publication / FILE}: it names no report.html; `specrig publish {publication}` makes it"
+        )
     with unpacked(publication) as unpacked_folder:
         study = read_study(unpacked_folder)
         results = StudyResults(study)
@@ -85,17 +90,14 @@ def _published_pairs(publication: Path) -> Iterator[PublishedPair]:
             cells = int(((results.cells["engine"] == engine) & (results.cells["pair"] == pair)).sum())
             yield PublishedPair(
                 publication.name,
-                next(name for name in sorted(manifest.files) if name.startswith("report.html")),
+                report,
                 machine,
                 str(engine),
                 str(pair),
                 _dtype(study, str(engine), str(pair)),
                 cells,
                 tuple(manifest.measured_with),
-                min(
-                    (str(job.environment["captured"])[:10] for job in study.jobs if job.environment.get("captured")),
-                    default="–",
-                ),
+                study.captured[:10] or "–",
                 drafting,
                 drafting["lossless"].astype(bool) & ~drafting["failed"].astype(bool),
             )

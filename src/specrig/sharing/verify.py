@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -12,7 +11,7 @@ from pathlib import Path
 from specrig.cell import Cell
 from specrig.measurement.records import SCHEMA_VERSIONS, Record, RecordError, replicate_of
 from specrig.runtime.errors import first_line
-from specrig.sharing.archive import published_points, read_lines
+from specrig.sharing.archive import published_index, published_points, read_lines
 from specrig.sharing.checks import Located
 from specrig.sharing.checks.attempts import wrong_attempts
 from specrig.sharing.checks.audit import audit_differences
@@ -90,7 +89,7 @@ def verify(folder: Path, show: Callable[[str], None], *, render: bool = True) ->
             f"{', '.join(f'{name} {number}' for name, number in manifest.libraries.items())}"
         )
     found = Verification(manifest, now, findings)
-    if found.wrong and (manifest.specrig, manifest.commit) != (now.specrig, now.commit):
+    if found.wrong and (manifest.dirty or manifest.code != now.code):
         show(
             "Other code made this publication. To see whether the publication or the code was changed: git checkout "
             f"{manifest.commit or manifest.specrig}"
@@ -103,7 +102,7 @@ def verify(folder: Path, show: Callable[[str], None], *, render: bool = True) ->
 
 def _same_code(manifest: Manifest, now: Manifest) -> bool:
     """Whether this code draws figures as the one that published: other libraries place letters differently."""
-    return (manifest.specrig, manifest.commit, manifest.libraries) == (now.specrig, now.commit, now.libraries)
+    return (manifest.code, manifest.libraries) == (now.code, now.libraries)
 
 
 def _files(folder: Path, manifest: Manifest) -> list[Finding]:
@@ -155,9 +154,9 @@ def _job(
     finding = Finding(job.relative_to(folder).as_posix(), "")
     try:
         lines = read_lines(job)
-        index = json.loads(path.read_text(encoding="utf-8"))
+        index = published_index(path)
         cells, failed = index["cells"], index["failed"]
-    except (PublicationError, ValueError, LookupError, TypeError, RecursionError) as error:
+    except PublicationError as error:
         finding.checked, finding.differences = "not readable", [str(error)]
         return finding
     replicate, own = replicate_of(job), []
@@ -179,7 +178,7 @@ def _job(
         own.append(one)
         finding.differences += [one.says(what) for what in contradictions(one.record, study, requested.get(cell.name))]
     for slug, entry in cells.items():
-        if sha256("".join(f"{line}\n" for line in texts.get(slug, [])).encode()).hexdigest() != entry["sha256"]:
+        if sha256("".join(f"{line}\n" for line in texts.get(slug, [])).encode()).hexdigest() != entry.get("sha256"):
             finding.differences.append(f"cell {slug}: records whose hash is not the one in index.json")
     finding.differences += [
         f"cell {slug}: records that index.json does not name" for slug in texts.keys() - cells.keys()

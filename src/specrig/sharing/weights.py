@@ -92,7 +92,7 @@ def _card(study: Study, pair: str, model: str, folder: Path, licence: str) -> st
     parameters = sum(tensor.numel() for tensor in read(folder).values() if tensor.is_floating_point())
     precision = "8 bits" if is_rounded(folder) else "bfloat16"
     with _reading(source / "training.jsonl"):
-        lines = [json.loads(line) for line in (source / "training.jsonl").read_text(encoding="utf-8").splitlines()]
+        lines = [json.loads(line) for line in (source / "training.jsonl").read_bytes().splitlines()]
         seen, hours = max(line.get("tokens", 0) for line in lines), _hours(lines)
         steps, last = int(lines[-1]["step"]), [line for line in lines if "tau_sim" in line][-1:]
     machine = processor()

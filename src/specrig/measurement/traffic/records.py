@@ -95,7 +95,7 @@ def write_turns(path: Path, turns: Iterable[Turn]) -> None:
 
 def read_turns(path: Path) -> Iterator[Turn]:
     """Yield the turns of a point. Raises RecordError, with file and line, for what is no whole record."""
-    for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
         try:
             yield Turn.model_validate_json(line)
         except ValidationError as error:

@@ -40,8 +40,8 @@ class Attachments(ABC):
         """Return the link to the resolved study."""
 
     @abstractmethod
-    def records(self, study: str) -> str:
-        """Return the folder of the records as the reader should see it."""
+    def records(self, folder: Path) -> str:
+        """Return the folder of the records as the reader should see it. folder: the study's."""
 
     @abstractmethod
     def links(self, cell: Cell) -> list[GridEntry]:
@@ -68,9 +68,9 @@ class Embedded(Attachments):
         """A link that holds the study as JSON."""
         return _data_link("application/json", json.dumps(config, indent=1))
 
-    def records(self, study: str) -> str:
+    def records(self, folder: Path) -> str:
         """The folder in the study's results."""
-        return f"results/{study}/records"
+        return f"{folder}/records"
 
     def links(self, cell: Cell) -> list[GridEntry]:
         """The cell's record file, and a search for its run in the MLflow that `make ui` starts."""
@@ -93,7 +93,7 @@ class Beside(Attachments):
         """A link to the file beside the page."""
         return "study.json"
 
-    def records(self, study: str) -> str:
+    def records(self, folder: Path) -> str:
         """The folder beside the page, whose files are compressed."""
         return "records"
 

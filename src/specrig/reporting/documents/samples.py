@@ -39,7 +39,6 @@ class Span:
 class Sample:
     """One record. spans: None where the tokens' texts or the rounds are not known; then `text` is shown."""
 
-    record: Record
     prompt: str | None
     spans: list[Span] | None
     text: str
@@ -112,7 +111,7 @@ def sample(record: Record, study_dir: Path, config: dict[str, Any]) -> Sample:
     if ends is not None:
         with suppress(ValueError):  # an engine that reports no rounds: the text alone
             found = spans(record.run, text, ends)
-    return Sample(record, prompt, found, record.text)
+    return Sample(prompt, found, record.text)
 
 
 def _tokenizer(pair: str, study_dir: Path, config: dict[str, Any]) -> Decoder | None:
@@ -135,5 +134,5 @@ def _prompts(path: Path) -> dict[str, str]:
     if not path.is_file():
         return {}
     with reading(path):
-        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        rows = [json.loads(line) for line in path.read_bytes().splitlines() if line.strip()]
         return {str(row["id"]): str(row["prompt"]) for row in rows if "id" in row and "prompt" in row}

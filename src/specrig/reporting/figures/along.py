@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator, StrMethodFormatter
 
 from specrig.reporting.figures.panels import (
+    TIMES,
     NothingError,
     Sheet,
     by_task,
@@ -17,6 +17,7 @@ from specrig.reporting.figures.panels import (
     method_handles,
     method_lines,
     signs_note,
+    ticks_at,
     top_of,
 )
 from specrig.reporting.figures.style import INK
@@ -47,14 +48,10 @@ def along(frame: pd.DataFrame, axis: Axis, sheet: Sheet) -> Figure:
                     panel, line.assign(k=line[axis]), measure, style, label, timed=measure == "speedup", over=axis
                 )
             panel.axhline(1.0, color=INK, linewidth=0.8)
-            if axis == "context":
-                panel.set_xscale("log", base=2)
-            panel.xaxis.set_major_locator(FixedLocator(values))
-            panel.xaxis.set_minor_locator(NullLocator())
-            panel.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+            ticks_at(panel, values, log=axis == "context")
             panel.set_ylim(0, top_of(frame, measure))
             if measure == "speedup":
-                panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}×"))
+                panel.yaxis.set_major_formatter(TIMES)
         for panel in edges(sheet, [panels])[0]:
             panel.set_ylabel(text)
     for panel in feet(sheet, axes):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
 
 from specrig.reporting.figures.marks import mark
 from specrig.reporting.figures.panels import (
@@ -17,6 +16,7 @@ from specrig.reporting.figures.panels import (
     method_handles,
     method_lines,
     signs_note,
+    ticks_at,
     top_of,
     unused_hidden,
 )
@@ -58,10 +58,7 @@ def batching(cells: pd.DataFrame, tasks: list[str], sheet: Sheet) -> Figure:
             )
         plain = here[here["method"] != "naive_batching"].groupby("batch_size")["baseline_tokens_per_s"].median()
         mark(ax.plot(plain.index, plain, color=INK, linestyle=(0, (4, 3)), linewidth=1.2), PLAIN)
-        ax.set_xscale("log", base=2)
-        ax.xaxis.set_major_locator(FixedLocator(sizes))
-        ax.xaxis.set_minor_locator(NullLocator())
-        ax.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        ticks_at(ax, sizes)
         ax.set_title(task_name(task))
         ax.set_xlabel("batch size")
     for row in grid:

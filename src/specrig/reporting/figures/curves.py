@@ -6,15 +6,22 @@ from typing import cast
 
 import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 
 from specrig.reporting.figures.marks import mark
-from specrig.reporting.figures.panels import NothingError, Sheet, legend_below, make_panels, signs_note, unused_hidden
+from specrig.reporting.figures.panels import (
+    PERCENT,
+    NothingError,
+    Sheet,
+    legend_below,
+    make_panels,
+    signs_note,
+    unused_hidden,
+)
 from specrig.reporting.figures.style import INK, method_colour, method_marker, task_style
 from specrig.results.labels import BASELINES, method_name, method_order, task_name
 
 SMOOTH = "training (smoothed)"
-PERCENT = FuncFormatter(lambda value, _: f"{100 * value:g}%")
 
 
 def emitted_lengths(lengths: pd.DataFrame, tasks: list[str], sheet: Sheet) -> Figure:

@@ -131,9 +131,7 @@ def write_figures(study_dir: Path, out: Path) -> list[Path]:
     return written
 
 
-def draw_for_paper(
-    results: StudyResults, out: Path, sheets: tuple[Sheet, ...] = PAPER_SHEETS
-) -> dict[str, list[tuple[str, str]]]:
+def draw_for_paper(results: StudyResults, out: Path) -> dict[str, list[tuple[str, str]]]:
     """Draw every figure that has data as `<stem>-<sheet>.pdf` in `out`; returns name -> its (setting, stem) pairs.
 
     A PDF is as wide as its sheet, has no text or line beyond it, and has its fonts inside.
@@ -141,7 +139,7 @@ def draw_for_paper(
     out.mkdir(parents=True, exist_ok=True)
     found: dict[str, list[tuple[str, str]]] = {}
     for drawing in drawings(results):
-        for sheet in sheets:
+        for sheet in PAPER_SHEETS:
             with plt.rc_context(rc(sheet.size)):
                 try:
                     figure = drawing.draw(sheet)

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter
 
 from specrig.analysis.cells import IDENTITY, identity
 from specrig.cell import Cell
 from specrig.reporting.figures.panels import (
+    TIMES,
     NothingError,
     Sheet,
     draw_band,
@@ -73,7 +73,7 @@ def latency(cells: pd.DataFrame, measured: Iterable[Cell], tasks: list[str], she
         ax.set_xlabel("added to each round trip (ms)")
     for row in grid:
         row[0].set_ylabel(f"speedup at k = {remote['k'].iloc[0]}")
-    grid[0][0].yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}×"))
+    grid[0][0].yaxis.set_major_formatter(TIMES)
     grid[0][0].set_ylim(bottom=0, top=top_of(pd.concat([remote, local]), "speedup"))
     one_each = remote.assign(variant="").drop_duplicates("method")
     handles = method_handles(one_each)

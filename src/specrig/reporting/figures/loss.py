@@ -13,6 +13,7 @@ from specrig.analysis.cells import row_dicts
 from specrig.analysis.disturbance import disturbed
 from specrig.reporting.figures.marks import mark, tip
 from specrig.reporting.figures.panels import (
+    TIMES,
     NothingError,
     Sheet,
     legend_below,
@@ -22,7 +23,6 @@ from specrig.reporting.figures.panels import (
     signs_note,
     unused_hidden,
 )
-from specrig.reporting.figures.ranking import TIMES
 from specrig.reporting.figures.style import INK, method_colour, task_style
 from specrig.results.labels import method_name, task_name
 from specrig.results.summary import base_setting

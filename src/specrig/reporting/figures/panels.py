@@ -15,6 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator, StrMethodFormatter
 
 from specrig.analysis.disturbance import disturbed
 from specrig.reporting.figures.marks import mark, switch, tip
@@ -24,6 +25,9 @@ from specrig.results.summary import MEAN, disturbed_in
 
 SMALL = 0.9
 """Small print, as a share of the sheet's font size."""
+
+TIMES = FuncFormatter(lambda value, _: f"{value:g}×")
+PERCENT = FuncFormatter(lambda value, _: f"{100 * value:g}%")
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +143,15 @@ def edges(sheet: Sheet, axes: list[list[Axes]]) -> list[list[Axes]]:
 def feet(sheet: Sheet, axes: list[list[Axes]]) -> list[Axes]:
     """The panels of `by_task` below which the horizontal axis is labelled."""
     return [line[-1] for line in axes] if sheet.narrow else axes[-1]
+
+
+def ticks_at(panel: Axes, values: Sequence[float], *, log: bool = True) -> None:
+    """Put one tick at each of the `values` of the horizontal axis."""
+    if log:
+        panel.set_xscale("log", base=2)
+    panel.xaxis.set_major_locator(FixedLocator(values))
+    panel.xaxis.set_minor_locator(NullLocator())
+    panel.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
 
 
 def method_lines(cells: pd.DataFrame) -> list[tuple[str, dict[str, Any], pd.DataFrame]]:

@@ -17,6 +17,8 @@ from specrig.analysis.cells import row_dicts
 from specrig.analysis.disturbance import disturbed
 from specrig.reporting.figures.marks import mark, tip
 from specrig.reporting.figures.panels import (
+    PERCENT,
+    TIMES,
     NothingError,
     Sheet,
     by_task,
@@ -34,13 +36,11 @@ from specrig.reporting.figures.panels import (
     signs_note,
     top_of,
 )
-from specrig.reporting.figures.ranking import TIMES, in_order
+from specrig.reporting.figures.ranking import in_order
 from specrig.reporting.figures.style import INK, PAPER, method_colour, task_style
 from specrig.results.labels import BASELINES, DISTURBED_SIGN, method_name, task_name
 from specrig.results.round_tables import EFFICIENT
 from specrig.results.summary import MEAN, disturbed_in
-
-PERCENT = FuncFormatter(lambda value, _: f"{100 * value:g}%")
 
 
 def k_sweep(cells: pd.DataFrame, tasks: list[str], sheet: Sheet) -> Figure:

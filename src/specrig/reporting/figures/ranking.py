@@ -11,12 +11,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter
 
 from specrig.analysis.cells import row_dicts
 from specrig.analysis.disturbance import disturbed
 from specrig.reporting.figures.marks import mark, tip
 from specrig.reporting.figures.panels import (
+    TIMES,
     NothingError,
     Sheet,
     check_compares,
@@ -31,7 +31,6 @@ from specrig.results.summary import MEAN, disturbed_in
 
 LONG = 24
 """Signs of a label that fits beside a narrow panel."""
-TIMES = FuncFormatter(lambda value, _: f"{value:g}×")
 
 
 def in_order(summary: pd.DataFrame) -> pd.DataFrame:

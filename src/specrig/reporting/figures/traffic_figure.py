@@ -6,11 +6,11 @@ from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator, StrMethodFormatter
 
 from specrig.analysis.cells import row_dicts
 from specrig.reporting.figures.marks import mark, tip
 from specrig.reporting.figures.panels import (
+    TIMES,
     NothingError,
     Sheet,
     draw_band,
@@ -18,6 +18,7 @@ from specrig.reporting.figures.panels import (
     make_panels,
     method_handles,
     method_lines,
+    ticks_at,
     top_of,
 )
 from specrig.reporting.figures.style import INK
@@ -63,11 +64,8 @@ def traffic(table: pd.DataFrame, crossings: pd.DataFrame, sheet: Sheet) -> Figur
                     drawn = right.plot(points[LATENCY], points["tokens_per_s"], **{**style, "markerfacecolor": face})
                     mark(drawn, label, tips)
         left.axhline(1.0, color=INK, linewidth=0.8)
-        left.set_xscale("log", base=2)
-        left.xaxis.set_major_locator(FixedLocator(sorted(rows["load"].unique())))
-        left.xaxis.set_minor_locator(NullLocator())
-        left.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-        left.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}×"))
+        ticks_at(left, sorted(rows["load"].unique()))
+        left.yaxis.set_major_formatter(TIMES)
         left.set_ylim(bottom=0, top=top_of(methods, "speedup"))
         left.set_xlabel("requests at once")
         left.set_ylabel("speedup")

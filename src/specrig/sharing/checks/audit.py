@@ -12,9 +12,17 @@ from typing import Any
 import pandas as pd
 
 from specrig.analysis.cells import row_dicts
-from specrig.audit.identity import IDENTITY, UNDER_LOAD, Answer, answer, served_answers
-from specrig.audit.multiple_testing import audited_cells, strictest_level
-from specrig.audit.reference import TEST as REFERENCE
+from specrig.audit.identity import Answer, answer, served_answers
+from specrig.audit.multiple_testing import (
+    EXACT,
+    IDENTITY,
+    LOSSY,
+    REFERENCE,
+    UNDER_LOAD,
+    UNIFORMITY,
+    audited_cells,
+    strictest_level,
+)
 from specrig.cell import Cell
 from specrig.measurement.blocks import is_lossless
 from specrig.measurement.records import Record
@@ -22,8 +30,6 @@ from specrig.measurement.traffic.records import Turn
 from specrig.sharing.checks import Located
 from specrig.study.study import Study
 
-UNIFORMITY, EXACT = "per-position uniformity", "exact distribution"
-LOSSY = "lossy by design; "
 Key = tuple[str, str, str, str, str, str, float]
 """test, engine, pair, method, variant, task, temperature."""
 

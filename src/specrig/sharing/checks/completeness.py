@@ -99,7 +99,7 @@ def _groups(prompts: int, size: int) -> list[int]:
 def digests(index: Mapping[str, Mapping[str, str]], found: Sequence[Located]) -> list[str]:
     """The records of a job whose digest is not the one of their cell in its index.json."""
     return [
-        one.says(f"digest {one.record.digest}, in index.json {index[one.record.cell.slug]['digest']}")
+        one.says(f"digest {one.record.digest}, in index.json {index[one.record.cell.slug].get('digest')}")
         for one in found
-        if one.record.digest != index.get(one.record.cell.slug, {"digest": one.record.digest})["digest"]
+        if one.record.digest != index.get(one.record.cell.slug, {"digest": one.record.digest}).get("digest")
     ]

@@ -14,8 +14,7 @@ import seaborn as sns
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from specrig.reporting.figures.panels import SCREEN, legend_below, make_panels
-from specrig.reporting.figures.ranking import TIMES
+from specrig.reporting.figures.panels import SCREEN, TIMES, legend_below, make_panels
 from specrig.reporting.figures.style import INK, PAPER, method_colour, method_marker, rc
 from specrig.results.labels import method_order
 from specrig.sharing.compare.study_comparison import StudyComparison

@@ -79,7 +79,8 @@ def _coverage(comparison: StudyComparison) -> str:
     expected = 2 * ndtr(student(math.inf, INTERVAL) / math.sqrt(2)) - 1
     once = [side.name for side in (comparison.a, comparison.b) if side.study.replicates == 1]
     narrow = (
-        f" The jobs of {' and '.join(once)} ran once: these intervals leave out how whole runs differ, so fewer may."
+        f" The jobs of {' and '.join(once)} ran once: these intervals leave out how whole runs differ, so fewer of them may hold the "
+        "other's estimate."
         if once
         else ""
     )
@@ -102,7 +103,7 @@ def _shift(comparison: StudyComparison) -> str:
         more = "more than" if shift.excludes_one else "no more than"
         chance = f"{interval(*shift.interval)} with the differences between runs, {more} chance explains"
     plain = comparison.plain_decoding
-    speed = f" Plain decoding ran at {number(plain)} times A's tokens/s." if math.isfinite(plain) else ""
+    speed = f" In B, plain decoding ran at {number(plain)} times A's tokens/s." if math.isfinite(plain) else ""
     return (
         f"The median cell's speedup in B is {number(shift.ratio)} times A's ({chance}). Half of the cells lie between "
         f"{number(float(low))} and {number(float(high))}.{speed}"
