@@ -36,6 +36,7 @@ from specrig.engines.http.client import Client, Completion, TimedOutError
 from specrig.engines.llamacpp import LlamaCpp
 from specrig.engines.native import Native
 from specrig.engines.vllm_server import VllmServer
+from specrig.errors import first_line
 from specrig.measurement.records import Counts, Load, RecordError, study_records
 from specrig.measurement.runner import measure
 from specrig.measurement.traffic.loops import Requests, closed_loop, open_loop
@@ -48,7 +49,6 @@ from specrig.reporting.tables.files import write_tables
 from specrig.results.labels import DISTURBED_NOTE
 from specrig.results.study_data import read_study
 from specrig.results.traffic_table import crossover_sentences, traffic_grid
-from specrig.runtime.errors import first_line
 from specrig.sharing.archive import pack, published_points, unpack
 from specrig.sharing.checks.audit import audit_differences
 from specrig.study.load import load_study

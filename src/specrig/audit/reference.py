@@ -17,11 +17,11 @@ from specrig.audit.identity import Answer, first_divergence
 from specrig.cell import Cell
 from specrig.engines import registry
 from specrig.engines.base import EngineError
+from specrig.errors import first_line
 from specrig.measurement.blocks import baseline_of
 from specrig.measurement.records import Record
 from specrig.measurement.task_prompts import prepared
 from specrig.models.pair import PairFiles
-from specrig.runtime.errors import first_line
 from specrig.runtime.gpus import resolve_device
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from specrig.corpus import instructions, locale_text, source_text, stories
 from specrig.corpus.example import CHAT, EXPLANATION, TASKS, CorpusError, Example, number
 from specrig.corpus.recipe import Corpus
 from specrig.corpus.wording import normalized
-from specrig.runtime.errors import first_line
+from specrig.errors import first_line
 
 SOURCES: dict[str, Callable[[int, Corpus], Iterator[Example]]] = {
     "code": source_text.code,

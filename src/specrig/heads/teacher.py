@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - its usual name
 from transformers import GenerationConfig
 
+from specrig.errors import first_line
 from specrig.heads.base import TrainingError
-from specrig.runtime.errors import first_line
 from specrig.runtime.linear import multiplies_bfloat16
 from specrig.runtime.whole import load_whole
 

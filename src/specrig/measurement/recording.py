@@ -11,9 +11,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from specrig.errors import first_line
 from specrig.files import file_sha256, write_atomically
 from specrig.measurement.records import Counts, Rounds, Run
-from specrig.runtime.errors import first_line
 
 if TYPE_CHECKING:
     from specrig.decoding.types import Generation

@@ -15,8 +15,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from specrig.cell import Cell
+from specrig.errors import first_line
 from specrig.files import write_atomically
-from specrig.runtime.errors import first_line
 
 SCHEMA_VERSION: Literal[4] = 4
 SCHEMA_VERSIONS = (1, 2, 3, 4)

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from specrig.corpus import gather
 from specrig.corpus.example import CorpusError
+from specrig.errors import first_line
 from specrig.files import write_atomically
 from specrig.models.pair import ModelError, PairFiles
-from specrig.runtime.errors import first_line
 from specrig.tasks.chat import Answers, apply_chat_template, join_turns, renderer
 from specrig.tasks.contexts import behind_text
 from specrig.tasks.lengths import check_lengths, counter

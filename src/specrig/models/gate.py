@@ -10,9 +10,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from specrig.errors import first_line
 from specrig.models import facts, gguf, hub
 from specrig.models.pair import ModelError, PairFiles
-from specrig.runtime.errors import first_line
 
 AGAIN = "copy or train the model again"
 SIZES = (

@@ -18,9 +18,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from specrig.errors import first_line
 from specrig.files import file_sha256
 from specrig.models.pair import ModelError
-from specrig.runtime.errors import first_line
 from specrig.runtime.whole import load_whole
 
 PACKAGE = "package:"

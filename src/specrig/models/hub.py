@@ -10,9 +10,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
+from specrig.errors import first_line
 from specrig.models import facts
 from specrig.models.pair import ModelError, PairFiles
-from specrig.runtime.errors import first_line
 
 
 class FileMissingError(ModelError):

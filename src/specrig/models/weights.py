@@ -6,11 +6,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from specrig.errors import first_line
 from specrig.models import facts, needs, split
 from specrig.models.gate import check_pair, config, config_of
 from specrig.models.hub import tokenizer
 from specrig.models.pair import ModelError, PairFiles
-from specrig.runtime.errors import first_line
 from specrig.runtime.whole import load_whole
 
 if TYPE_CHECKING:

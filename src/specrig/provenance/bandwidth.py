@@ -9,7 +9,7 @@ from typing import Any
 
 import psutil
 
-from specrig.runtime.errors import first_line
+from specrig.errors import first_line
 
 REPEATS = 8
 BURST = {"cpu": 1, "cuda": 4}

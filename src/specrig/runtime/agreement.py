@@ -19,10 +19,10 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers import __version__ as transformers_version
 from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
 
+from specrig.errors import first_line
 from specrig.runtime.attention import layer_patterns
 from specrig.runtime.cache import LayerShape
 from specrig.runtime.device import padded
-from specrig.runtime.errors import first_line
 from specrig.runtime.model import CachedModel
 from specrig.runtime.types import DecodingError
 

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from specrig.errors import first_line
 from specrig.runtime.device import Stopwatch
-from specrig.runtime.errors import first_line
 from specrig.runtime.llama_model import LlamaModel
 from specrig.runtime.model import CachedModel
 from specrig.runtime.transformers_model import TransformersModel

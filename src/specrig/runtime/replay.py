@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from specrig.runtime.errors import first_line
+from specrig.errors import first_line
 from specrig.runtime.types import FallbackWarning
 
 Function = Callable[..., tuple[Tensor, ...]]

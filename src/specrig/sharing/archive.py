@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from specrig.analysis.quality import Score
+from specrig.errors import first_line
 from specrig.files import write_atomically
 from specrig.measurement.attempts import attempt_file, other_attempts
 from specrig.measurement.records import SCHEMA_VERSIONS, Record, RecordError, read_index, replicate_folder
@@ -123,7 +124,7 @@ def read_scores(folder: Path) -> list[Score]:
         try:
             found.append(Score.model_validate_json(line))
         except ValueError as error:
-            raise PublicationError(f"{location}: not a score ({str(error).splitlines()[0]})") from error
+            raise PublicationError(f"{location}: not a score ({first_line(error)})") from error
     return found
 
 
@@ -230,7 +231,7 @@ def _by_cell(lines: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
         except (ValueError, AttributeError, RecursionError) as error:
             if isinstance(error, PublicationError):
                 raise
-            raise PublicationError(f"{location}: not a record ({str(error).splitlines()[0]})") from error
+            raise PublicationError(f"{location}: not a record ({first_line(error)})") from error
         if Path(slug).name != slug:  # it would be written elsewhere
             raise PublicationError(f"{location}: the cell {slug!r} cannot name a file; restore the file")
         cells.setdefault(slug, []).append(line)

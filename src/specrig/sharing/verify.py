@@ -9,8 +9,8 @@ from itertools import chain
 from pathlib import Path
 
 from specrig.cell import Cell
+from specrig.errors import first_line
 from specrig.measurement.records import SCHEMA_VERSIONS, Record, RecordError, replicate_of
-from specrig.runtime.errors import first_line
 from specrig.sharing.archive import published_index, published_points, read_lines
 from specrig.sharing.checks import Located
 from specrig.sharing.checks.attempts import wrong_attempts
@@ -166,7 +166,7 @@ def _job(
         try:
             one = Located(location, Record.model_validate_json(line))
         except ValueError as error:
-            finding.differences.append(f"{location}: not a record ({str(error).splitlines()[0]})")
+            finding.differences.append(f"{location}: not a record ({first_line(error)})")
             continue
         cell = one.record.cell
         texts.setdefault(cell.slug, []).append(line)

@@ -26,6 +26,7 @@ from specrig.analysis.cells import row_dicts
 from specrig.analysis.disturbance import disturbed
 from specrig.corpus.trained_on import trained_on, write_trained_on
 from specrig.decoding.drafters import registry
+from specrig.errors import first_line
 from specrig.files import file_sha256
 from specrig.heads.base import TrainingError
 from specrig.heads.checkpoint import is_rounded, packed, read
@@ -33,7 +34,6 @@ from specrig.provenance.environment import TRAINED_FOR, processor
 from specrig.provenance.trained_for import WEIGHTS, noted
 from specrig.results.grid import measured, number
 from specrig.results.labels import DISTURBED_NOTE
-from specrig.runtime.errors import first_line
 from specrig.study.study import Study
 from specrig.training.stages import FILES, TEXT
 from specrig.training.target_text import requests_of

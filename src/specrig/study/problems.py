@@ -11,6 +11,8 @@ from typing import Any
 
 import yaml
 
+from specrig.errors import first_line
+
 
 class StudyError(ValueError):
     """A study that cannot run. The message lists every problem found, each with its place and the fix."""
@@ -145,7 +147,7 @@ def parsing(file: Path) -> Iterator[None]:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{file}:{mark.line + 1}" if mark else str(file)
-        reason = getattr(error, "problem", None) or str(error).splitlines()[0]
+        reason = getattr(error, "problem", None) or first_line(error)
         raise StudyError(
             [Problem(where, "", f"not valid YAML ({reason})", "correct the line; indent with spaces")]
         ) from error

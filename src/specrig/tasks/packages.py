@@ -13,7 +13,7 @@ from hashlib import sha256
 from importlib.util import find_spec
 from typing import Any
 
-from specrig.runtime.errors import first_line
+from specrig.errors import first_line
 from specrig.tasks.sources import PromptError, Row
 
 PREFIX = "package:"

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from specrig.errors import first_line
 from specrig.models.hub import offline
-from specrig.runtime.errors import first_line
 
 Row = tuple[int, str, dict[str, Any]]
 """(row number from 1, the row's place for error messages, its fields)"""

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from specrig.errors import first_line
 from specrig.files import write_atomically
 from specrig.measurement.records import replicate_of
 from specrig.results.study_data import StudyData, read_study
-from specrig.runtime.errors import first_line
 from specrig.tracking.experiment import DESCRIPTION, saved_views
 from specrig.tracking.run_content import NOTE, PromptDataset, RunContent
 from specrig.tracking.sqlite import check_sqlite

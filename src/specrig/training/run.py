@@ -18,9 +18,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
+from specrig.errors import first_line
 from specrig.files import files_sha256
 from specrig.heads.base import TrainingError
-from specrig.runtime.errors import first_line
 from specrig.training.checkpoint import FILE as CHECKPOINT
 from specrig.training.checkpoint import State, steps_done
 from specrig.training.optimizer import Optimizer

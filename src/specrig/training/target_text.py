@@ -17,10 +17,10 @@ from torch import Tensor
 
 from specrig.corpus import gather as corpus
 from specrig.corpus.trained_on import fingerprint
+from specrig.errors import first_line
 from specrig.heads.base import TrainingError
 from specrig.heads.learner import Texts
 from specrig.heads.teacher import end_tokens, weight_files
-from specrig.runtime.errors import first_line
 from specrig.training.recipe import Recipe
 from specrig.training.run import key_of, within_memory
 from specrig.training.stages import TEXT

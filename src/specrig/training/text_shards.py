@@ -19,11 +19,11 @@ from pydantic import TypeAdapter, ValidationError
 
 from specrig.corpus.example import generator, number
 from specrig.corpus.wording import Overlap, normalized
+from specrig.errors import first_line
 from specrig.files import file_sha256, write_atomically
 from specrig.heads.base import TrainingError
 from specrig.heads.teacher import end_tokens, weight_files
 from specrig.models import hub
-from specrig.runtime.errors import first_line
 from specrig.training import self_requests
 from specrig.training.conversations import Conversations, Written, answer, ends_at
 from specrig.training.generate import Precision, Script, Writer, fastest

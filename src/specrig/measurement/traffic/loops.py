@@ -17,8 +17,8 @@ import numpy as np
 
 from specrig.engines.base import EngineError
 from specrig.engines.http.client import CONNECTIONS, Completion, TimedOutError
+from specrig.errors import first_line
 from specrig.measurement.traffic.records import Request
-from specrig.runtime.errors import first_line
 
 Send = Callable[[int], Completion]
 """Sends request number n, from 0, and returns its answer. Raises EngineError."""

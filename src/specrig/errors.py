@@ -1,4 +1,4 @@
-"""What a message of our own says of another error. No imports: every layer uses it."""
+"""What a message of ours says of another error."""
 
 from __future__ import annotations
 
