@@ -126,7 +126,7 @@ def test_load_is_time_of_its_own_jobs(workplace: Path) -> None:
     config = yaml.safe_load(Path("configs/test.yaml").read_text())
     config |= {"engines": ["llamacpp"], "pairs": ["smollm2_135m_shipped"], "tasks": ["code_chat"], "methods": ["ngram"]}
     plain = load_study(config)
-    loaded = load_study({**config, "traffic": {"concurrency": [1], "requests": 300}})
+    loaded = load_study({**config, "traffic": {"concurrency": [1], "requests": 300, "prompts": 8}})
     [(job, seconds)] = load_seconds(loaded, pair_sizes(loaded)).items()
     found = expected_seconds(loaded)
     assert found["measure"] == pytest.approx(expected_seconds(plain)["measure"]) and found["traffic"] == seconds
