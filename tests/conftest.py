@@ -17,13 +17,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 from filelock import FileLock
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from runs import REPOSITORY, furnish, imported, run
 from warm.short_probes import shorten
 
 # A busy machine fails no test: what is timed belongs into a benchmark.
-settings.register_profile("specrig", deadline=None)
+settings.register_profile("specrig", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("specrig")
 shorten()
 
