@@ -156,10 +156,10 @@ def test_what_an_engine_cannot_run_is_refused_with_the_reason() -> None:
         ("transformers", "ngram", {"min_n": 2}, "min_n: 1"),
         ("llamacpp", "medusa", {}, "has no medusa"),
         ("llamacpp", "eagle3", {"nodes": 8}, "nodes: 0"),
-        ("llamacpp", "draft_model", {"acceptance": "block"}, "exact acceptance"),
+        ("llamacpp", "draft_model", {"acceptance": "block"}, "acceptance: exact"),
         ("vllm", "tree", {}, "has no tree"),
-        ("vllm", "medusa", {"tree": None}, "chains only"),
-        ("vllm", "medusa", {"acceptance": "typical"}, "exact acceptance"),
+        ("vllm", "medusa", {"tree": None}, "tree: [1]"),
+        ("vllm", "medusa", {"tree": [1], "acceptance": "typical"}, "acceptance: exact"),
     ):
         reason = registry()[name].refuses(cell(name, method, **options))
         assert reason is not None and words in reason
