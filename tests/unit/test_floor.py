@@ -69,7 +69,7 @@ def test_a_batch_reads_the_weights_once_and_each_rows_cache(alone: bool, rows: i
 
 
 @pytest.mark.parametrize(
-    "unknown", [{}, environment(gb_s=None), environment("gptq"), {**environment(), "models": {"target": {"shape": {"model_type": "x"}, "precision": "float32"}}}]
+    "unknown", [{}, environment(gb_s=None), environment("exl2"), {**environment(), "models": {"target": {"shape": {"model_type": "x"}, "precision": "float32"}}}]
 )  # fmt: skip
 def test_what_is_not_known_gives_no_floor(unknown: dict[str, Any]) -> None:
     assert floor(cell_records(CELL, alpha=0.7), unknown) is None

@@ -143,7 +143,7 @@ def prompts_needed(study: Path) -> list[float]:
     Raises StudyError for a damaged table.
     """
     file = study / "tables" / "cells.csv"
-    columns: dict[str, Kind] = {"method": str, **dict.fromkeys(("prompts_needed", "batch_size"), number_or_empty)}
+    columns: dict[str, Kind] = {"prompts_needed": number_or_empty, "batch_size": number_or_empty, "method": str}
     rows = read_table(file, columns) if file.is_file() else []
     drafting = [row for row in rows if row["prompts_needed"] and row["method"] not in BASELINES]
     return sorted(float(row["prompts_needed"]) * float(row["batch_size"]) for row in drafting)  # it counts batches

@@ -46,7 +46,7 @@ class Study(Config):
         """The file of the study's report."""
         return self.reports / self.study / "report.html"
 
-    @property
+    @cached_property
     def task_rows(self) -> list[str]:
         """The names of the study's tasks in `tasks.tsv`: of several variants of a task, its name once."""
         return list(dict.fromkeys(variant_of(task).task for task in self.tasks))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -214,6 +215,9 @@ def check_tasks(study: Study, problems: Problems) -> None:
     """
     _check_chat(study, problems)
     _check_contexts(study, problems)
+    pairs: dict[str, dict[str, None]] = {}  # of each task, those that it is measured on
+    for _, cell in study.grid.requested:
+        pairs.setdefault(variant_of(cell.task).task, {})[cell.pair] = None
     for name in study.task_rows:
         row, file, where = study.rows.tasks[name], study.tables.tasks, f"row {name!r}"
         for scorer in row.scorer.split():
@@ -231,7 +235,7 @@ def check_tasks(study: Study, problems: Problems) -> None:
         if row.source == CORPUS:
             _check_corpus_task(study, name, problems)
         elif not row.fetched:  # a fetched task is checked by a job of its own
-            _check_own_prompts(study, name, row, problems)
+            _check_own_prompts(study, name, row, pairs.get(name, ()), problems)
 
 
 def _check_corpus_task(study: Study, name: str, problems: Problems) -> None:
@@ -246,11 +250,10 @@ def _check_corpus_task(study: Study, name: str, problems: Problems) -> None:
         problems.key(key, reason, "lower it, or raise training.corpus.prompts")
 
 
-def _check_own_prompts(study: Study, name: str, row: Task, problems: Problems) -> None:
+def _check_own_prompts(study: Study, name: str, row: Task, pairs: Iterable[str], problems: Problems) -> None:
     try:
         prompts = study.prompts_of(name, study.root)
-        measured = (cell.pair for _, cell in study.grid.requested if variant_of(cell.task).task == name)
-        for pair in dict.fromkeys(measured):
+        for pair in pairs:
             files = study.paths.pair_files(pair, study.root)
             if Path(files.target).is_dir() and study.rows.pairs[pair].trained_in("target") is None:
                 check_lengths(prompts, name, files, study.max_new_tokens)
