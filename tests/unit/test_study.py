@@ -134,6 +134,10 @@ def test_a_resolved_study_stands_alone(workplace: Path) -> None:
             {"engines": ["native", "vllm"], "engine_options": {"vllm": {"cpu_sampling": "mended"}}},
             ["engine_options.vllm.cpu_sampling", "'stock' or 'patched'"],
         ),
+        (
+            {"engines": ["native", "vllm"], "engine_options": {"vllm": {"cpu_sampling": "cured"}}},
+            ["engine_options.vllm.cpu_sampling", "'cured' is now called 'patched'"],
+        ),
         ({"methods": [{"method": "draft_modle"}]}, ["methods[0].method", "did you mean 'draft_model'?"]),
         ({"methods": [{"method": "ngram", "k": 0}]}, ["k = 0 is outside 1 to 16"]),
         ({"methods": [{"method": "ngram", "k": [4, 17]}]}, ["k = 17 is outside 1 to 16"]),

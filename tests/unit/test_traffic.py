@@ -36,7 +36,7 @@ from specrig.engines.http.client import Client, Completion, TimedOutError
 from specrig.engines.llamacpp import LlamaCpp
 from specrig.engines.native import Native
 from specrig.engines.vllm_server import VllmServer
-from specrig.errors import first_line
+from specrig.errors import first_line, with_type
 from specrig.measurement.records import Counts, Load, RecordError, study_records
 from specrig.measurement.runner import measure
 from specrig.measurement.traffic.loops import Requests, closed_loop, open_loop
@@ -167,6 +167,10 @@ def test_a_failure_without_a_message_is_a_failure() -> None:
     closed_loop(requests, 1)
     assert requests.found[0].error == "EngineError"
     assert first_line(EngineError("\n  the reason \nmore")) == "the reason"
+    assert (with_type(EngineError("the reason")), with_type(KeyError())) == (
+        "EngineError: the reason",
+        "KeyError: no message",
+    )
 
 
 def test_an_open_loop_sends_at_its_own_pace(make_study: MakeStudy, urls: dict[str, str]) -> None:

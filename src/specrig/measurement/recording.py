@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specrig.errors import first_line
+from specrig.errors import with_type
 from specrig.files import file_sha256, write_atomically
 from specrig.measurement.records import Counts, Rounds, Run
 
@@ -72,7 +72,7 @@ def write_index(folder: Path, digests: Mapping[str, str], failed: Mapping[str, s
 
 def reported(name: str, error: Exception) -> str:
     """The reason of a failure in one line, also written to standard error; with SPECRIG_DEBUG=1 the traceback too."""
-    reason = f"{type(error).__name__}: {first_line(error)}"
+    reason = with_type(error)
     print(f"{name} failed: {reason}", file=sys.stderr)
     if os.environ.get("SPECRIG_DEBUG"):
         traceback.print_exception(error)

@@ -26,7 +26,7 @@ from specrig.analysis.cells import row_dicts
 from specrig.analysis.disturbance import disturbed
 from specrig.corpus.trained_on import trained_on, write_trained_on
 from specrig.decoding.drafters import registry
-from specrig.errors import first_line
+from specrig.errors import with_type
 from specrig.files import file_sha256
 from specrig.heads.base import TrainingError
 from specrig.heads.checkpoint import is_rounded, packed, read
@@ -79,7 +79,7 @@ def _reading(file: Path) -> Iterator[None]:
     try:
         yield
     except (SafetensorError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        reason = f"{type(error).__name__}: {first_line(error)}"
+        reason = with_type(error)
         raise TrainingError(f"{file}: damaged ({reason}); run the study again, which makes it again") from error
 
 

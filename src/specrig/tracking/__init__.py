@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specrig.errors import first_line
+from specrig.errors import with_type
 from specrig.files import write_atomically
 from specrig.measurement.records import replicate_of
 from specrig.results.study_data import StudyData, read_study
@@ -67,7 +67,7 @@ def track(study_dir: Path, report: Path | None = None) -> TrackingResult:
     try:
         done = _track(read_study(study_dir), report)
     except Exception as error:
-        reason = f"{type(error).__name__}: {first_line(error)}"
+        reason = with_type(error)
         message = (
             f"MLflow tracking failed ({reason}).\nMeasurements, tables and report are complete without it. "
             f"To log the runs later: specrig track --study {study_dir / 'study.json'}"

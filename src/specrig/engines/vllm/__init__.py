@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from specrig.cell import Cell, digest
 from specrig.decoding.types import Generation
@@ -80,6 +80,13 @@ class Vllm(WeightsEngine):
         """
         max_num_seqs: int = Field(256, ge=1)
         """Requests that decode at once, at most."""
+
+        @field_validator("cpu_sampling", mode="before")
+        @classmethod
+        def _renamed(cls, value: Any) -> Any:
+            if value == "cured":
+                raise ValueError("'cured' is now called 'patched'")
+            return value
 
     def __init__(self, pair: PairFiles, *, device: str = "cpu", threads: int | None = None) -> None:
         # On a CPU a pair is not split.
