@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import lzma
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -307,6 +308,24 @@ def test_shards_from_elsewhere_are_read_first(
     assert found.tokens.shape == (20, 121) and found.written.any(1).all()
     first = next(text.tokens for text in whole if text.spans[0][0] < 121)
     assert found.tokens[0].tolist() == (first + [2] * 121)[:121]
+    # Compressed as they are shared, and read by the recipe that wrote them: more of it is written behind them.
+    packed = tmp_path / "packed" / next(written.glob("text/*")).name
+    packed.mkdir(parents=True)
+    for path in written.glob("text/*/*"):
+        content = path.read_bytes()
+        name, content = (path.name, content) if path.suffix == ".json" else (f"{path.name}.xz", lzma.compress(content))
+        (packed / name).write_bytes(content)
+    shared = recipe(text=MIXED["text"] | {"shards": tmp_path / "packed"})
+    shards = TextShards(tmp_path, shared, tiny_corpus / "corpus", target, "cpu")
+    count = len(list(packed.glob("train-*")))
+    with monkeypatch.context() as patch:
+        patch.setattr(text_shards, "Writer", lambda *_: pytest.fail("a shard was written anew"))
+        assert [text for at in range(count) for text in shards.shard("train", at) or []] == whole
+    assert shards.shard("train", count) and shards.folder.name == packed.name
+    damaged = packed / "train-00000.jsonl.xz"
+    damaged.write_bytes(damaged.read_bytes()[:-40])
+    with pytest.raises(TrainingError, match=r"train-00000\.jsonl\.xz: not compressed by xz, or cut off \(Compressed"):
+        shards.shard("train", 0)
     manifest = next(written.glob("text/*/manifest.json"))
     other = tmp_path / "other"
     other.mkdir()

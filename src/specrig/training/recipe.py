@@ -107,7 +107,7 @@ class TargetText(Settings):
     """Greedy continuations of held-out prompts, on which finished heads are measured."""
     shards: AnyPath | None = None
     """Folder with shards of text that the same target wrote before, for instance elsewhere: they are read first, and
-    only what lacks is written.
+    only what lacks is written. `xz` may have compressed them.
     """
     batch: int = Field(default=128, ge=1)
     """Continuations written side by side: on a GPU as many as its memory has keys and values for, since a step takes as

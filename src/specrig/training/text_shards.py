@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import lzma
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, replace
@@ -36,6 +37,8 @@ Part = Literal["train", "heldout"]
 SHARD = 2
 """Texts of a shard, in those that are written side by side."""
 MANIFEST = "manifest.json"
+SHARED = (".jsonl", ".jsonl.xz")
+"""Endings of the shards that `text.shards` may hold."""
 _WRITTEN = TypeAdapter(Written)
 
 
@@ -66,6 +69,7 @@ class TextShards:
             self.groups[part] = groups
         self.key = self._key()
         self.folder = folder / self.key[:16]
+        self.shared = recipe.text.shards and recipe.text.shards.expanduser()
         self._writer: Writer | None = None
 
     def texts(self, part: Part, count: int, others: Collection[Written] = ()) -> list[Written]:
@@ -86,21 +90,16 @@ class TextShards:
 
     def _shared(self, part: Part) -> Iterator[list[Written]]:
         """The shards in the folder `text.shards`, whatever recipe they were written by."""
-        folder = self.recipe.text.shards
-        if folder is None:
+        if self.shared is None:
             return
-        folder = folder.expanduser()
-        for manifest in sorted(folder.rglob(MANIFEST)):
+        for manifest in sorted(self.shared.rglob(MANIFEST)):
             if _manifest(manifest, "target", "get the shards again") != self._settings()["target"]:
                 raise TrainingError(
                     f"{manifest}: another target than {self.target} wrote these shards; correct text.shards"
                 )
-            for file in sorted(manifest.parent.glob(f"{part}-*.jsonl")):
-                try:
-                    texts = _texts_of(file)
-                except ValueError as error:
-                    raise TrainingError(f"{file}:{error}; get the shards again, or correct text.shards") from error
-                yield [cut for text in texts if (cut := _shortened(text, self.width)) is not None]
+            files = (file for ending in SHARED for file in manifest.parent.glob(f"{part}-*{ending}"))
+            for file in sorted(files):
+                yield [cut for text in _shared_texts(file) if (cut := _shortened(text, self.width)) is not None]
 
     def _own(self, part: Part) -> Iterator[list[Written]]:
         for shard in itertools.count():
@@ -112,6 +111,10 @@ class TextShards:
     def shard(self, part: Part, shard: int) -> list[Written] | None:
         """The texts of a shard, written if it is not there or damaged; None behind the last one."""
         path = self.folder / f"{part}-{shard:05}.jsonl"
+        if self.shared is not None:  # written by this same recipe before
+            for ending in SHARED:
+                if (file := self.shared / self.folder.name / f"{part}-{shard:05}{ending}").is_file():
+                    return _shared_texts(file)
         if path.is_file():
             try:
                 return _texts_of(path)
@@ -204,10 +207,23 @@ def _first(text: Written) -> str:
     return normalized("\n".join(text.requests))
 
 
+def _shared_texts(file: Path) -> list[Written]:
+    """The texts of a shard in `text.shards`. Raises TrainingError for a file that is none."""
+    try:
+        return _texts_of(file)
+    except ValueError as error:
+        raise TrainingError(f"{file}:{error}; get the shards again, or correct text.shards") from error
+
+
 def _texts_of(file: Path) -> list[Written]:
     """The texts of a shard. Raises ValueError, with the line, for a file that is none."""
-    found = []
-    for at, line in enumerate(file.read_bytes().splitlines(), 1):
+    content, found = file.read_bytes(), []
+    if file.suffix == ".xz":
+        try:
+            content = lzma.decompress(content)
+        except lzma.LZMAError as error:
+            raise ValueError(f" not compressed by xz, or cut off ({first_line(error)})") from error
+    for at, line in enumerate(content.splitlines(), 1):
         try:
             found.append(_WRITTEN.validate_json(line))
         except ValidationError as error:
