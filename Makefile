@@ -3,6 +3,8 @@
 .ONESHELL:
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
+# Many images set it. Modules are compiled when they are first imported (scripts/install); kept nowhere, every job compiled all of torch again.
+unexport PYTHONDONTWRITEBYTECODE
 .PHONY: study test lint style types advisories docs ui vllm arctic help lock clean
 
 # A study: make CONFIG=configs/standard.yaml. More for Snakemake: make ARGS="--config prompts=8".

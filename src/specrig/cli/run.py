@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -122,7 +123,10 @@ def _wait(command: Sequence[str], show: Show | None) -> tuple[bool, int]:
 
     show: takes the lines of its standard error; None: they go where ours go.
     """
-    process = subprocess.Popen(command, stderr=subprocess.PIPE if show else None, text=True, errors="replace")
+    # Many images set this variable. Every job would then compile all of torch and transformers again.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    stderr = subprocess.PIPE if show else None
+    process = subprocess.Popen(command, stderr=stderr, text=True, errors="replace", env=environment)
     interruptions: list[int] = []
     before = (
         signal.signal(signal.SIGINT, lambda number, _: interruptions.append(number)),
