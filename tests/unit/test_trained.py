@@ -147,6 +147,16 @@ def test_a_training_goes_on_from_a_head_of_its_target_alone(workplace: Path) -> 
         study([{"method": "eagle"}])
 
 
+def test_shards_that_are_not_there_are_named(workplace: Path) -> None:
+    shards, training = Path("written"), {"text": {"shards": "written"}}
+    model_folder("mine", vocabulary=1000)
+    with pytest.raises(StudyError, match=r"training\.text\.shards: written holds no manifest\.json"):
+        study_of("own\tmodels/mine\ttrained\n", [{"method": "draft_model"}], training=training)
+    shards.mkdir()
+    (shards / "manifest.json").write_text("{}")
+    assert study_of("own\tmodels/mine\ttrained\n", [{"method": "draft_model"}], training=training).grid.trained
+
+
 def test_a_method_whose_head_nothing_trains(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from specrig.study import table_checks
 

@@ -121,7 +121,7 @@ def test_what_makes_a_part_decides_its_key(workplace: Path) -> None:
     assert key(one) != draft
 
 
-def test_a_text_of_unknown_sources_is_not_shared(workplace: Path) -> None:
+def test_what_a_text_was_written_from_decides_its_key(workplace: Path) -> None:
     target = Path("target")
     target.mkdir()
     requests = Path("requests.jsonl")
@@ -132,7 +132,13 @@ def test_a_text_of_unknown_sources_is_not_shared(workplace: Path) -> None:
 
     assert key("plain") and key("plain2") == key("plain")
     assert key("hub", prompts=[{"source": "owner/name"}]) is None
-    assert key("shards", text={"shards": "shards"}) is None
+    shards = Path("shards")
+    shards.mkdir()
+    (shards / "manifest.json").write_text("{}")
+    first = key("shards", text={"shards": "shards"})
+    assert first and first != key("plain") and first == key("shards2", text={"shards": "shards"})
+    (shards / "train-00000.jsonl").write_text("{}\n")
+    assert key("shards", text={"shards": "shards"}) not in (None, first)
     own = key("file", prompts="requests.jsonl")
     requests.write_text('{"prompt": "b"}\n')
     assert own and key("file", prompts="requests.jsonl") != own

@@ -65,13 +65,16 @@ class TrainedParts:
         return digest([name, code_digest(*made.modules), recipe, where, [_content(path) for path in files]])
 
     def text_key(self, device: str, target: Path) -> str | None:
-        """The `key` of a target's text. None where it depends on what has no digest: a data set of the hub, shards."""
-        training = self.study.training
-        if training.text.shards is not None or any(source.kind == "hub" for source in training.sources):
+        """The `key` of a target's text. None where it depends on a data set of the hub, which has no digest."""
+        training, shards = self.study.training, self.study.training.text.shards
+        if any(source.kind == "hub" for source in training.sources):
             return None
         files = [Path(source.source).expanduser() for source in training.sources if source.kind == "file"]
+        if shards is not None:
+            files += sorted(path for path in shards.expanduser().rglob("*") if path.is_file())
         made = self.key(TEXT, device, [target, *files], WRITING)
-        only_corpus = all(source.kind == "corpus" for source in training.sources)  # it holds back what is measured
+        # The corpus holds back what is measured.
+        only_corpus = shards is None and all(source.kind == "corpus" for source in training.sources)
         return made if only_corpus else digest([made, sorted(self.study.evaluated(self.study.root))])
 
     def has(self, key: str | None) -> bool:

@@ -37,6 +37,7 @@ from specrig.study.table_checks import (
     check_pairs,
     check_refusals,
     check_tasks,
+    check_text_shards,
     check_trained,
 )
 from specrig.tasks.variants import variants
@@ -77,6 +78,7 @@ def load_study(config: dict[str, Any] | Path, files: Sequence[Path] = ()) -> Stu
     check_pairs(study, problems)
     check_trained(study, problems)
     check_initial_checkpoints(study, problems)
+    check_text_shards(study, problems)
     check_tasks(study, problems)
     check_folders(study, problems)
     problems.stop()

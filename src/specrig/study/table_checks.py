@@ -25,7 +25,7 @@ from specrig.tasks import PromptError, packages
 from specrig.tasks.lengths import check_lengths
 from specrig.tasks.scorers import registry as scorers
 from specrig.tasks.variants import variant_of
-from specrig.training.stages import CHECKPOINT, STAGES
+from specrig.training.stages import CHECKPOINT, MANIFEST, STAGES
 
 HEADS = [name for name in STAGES if name not in ("target", "draft")]
 
@@ -188,6 +188,14 @@ def check_initial_checkpoints(study: Study, problems: Problems) -> None:
                 check_trained_for(replace(files.only([]), target=target, heads={model: folder}))
             except ModelError as error:
                 problems.key(key, str(error), "name a head of this target")
+
+
+def check_text_shards(study: Study, problems: Problems) -> None:
+    """Add a problem for a folder of shards in which there are none."""
+    shards = study.training.text.shards
+    if shards is not None and study.grid.trained and not any(shards.expanduser().rglob(MANIFEST)):
+        fix = "name a folder of shards, seen from where the command runs, or leave it out: all is written then"
+        problems.key(["training", "text", "shards"], f"{shards} holds no {MANIFEST}", fix)
 
 
 def _training_mistake(row: Pair, part: str, maker: str, rows: dict[str, Pair]) -> tuple[str, str] | None:

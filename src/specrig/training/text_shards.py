@@ -31,12 +31,12 @@ from specrig.training.generate import Precision, Script, Writer, fastest
 from specrig.training.prompt_sources import SELF_LONG, WRITTEN_BY_TARGET
 from specrig.training.prompts import Group, Planned, kept, plan, request_groups
 from specrig.training.recipe import Recipe
+from specrig.training.stages import MANIFEST
 from specrig.training.trainer import training_device
 
 Part = Literal["train", "heldout"]
 SHARD = 2
 """Texts of a shard, in those that are written side by side."""
-MANIFEST = "manifest.json"
 SHARED = (".jsonl", ".jsonl.xz")
 """Endings of the shards that `text.shards` may hold."""
 _WRITTEN = TypeAdapter(Written)
