@@ -6,7 +6,7 @@ import copy
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specrig.decoding.drafters import registry
@@ -72,14 +72,59 @@ class Traced(Replay):
 
     def record(self, function: Function, inputs: list[Tensor]) -> Recording:
         function(*inputs)
-        steps = make_fx(function)(*inputs)
-        outputs = tuple(tensor.clone() for tensor in function(*inputs))
+        with _Operations() as recorded:
+            last = function(*inputs)
+        outputs = tuple(tensor.clone() for tensor in last)
 
         def run() -> None:
-            for place, found in zip(outputs, steps(*inputs), strict=True):
+            for place, found in zip(outputs, recorded.again(last), strict=True):
                 place.copy_(found)
 
         return Recording(inputs, outputs, run)
+
+
+class _Operations(TorchDispatchMode):
+    """The operations that run meanwhile, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[tuple[Any, list[Any], dict[str, Any], list[tuple[int, Any]]]] = []
+        """Operation, arguments, and which of the arguments are results of earlier operations: place and number."""
+        self.numbers: dict[int, int] = {}
+        self.results: list[Any] = []
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert operation is not torch.ops.aten._local_scalar_dense.default, "a recording waits for the device"
+        assert not any(isinstance(value, Tensor) and id(value) in self.numbers for value in (kwargs or {}).values())
+        found = [(place, number) for place, value in enumerate(args) if (number := self._number(value)) is not None]
+        result = operation(*args, **(kwargs or {}))
+        self.steps.append((operation, list(args), kwargs or {}, found))
+        for each in result if isinstance(result, list | tuple) else [result]:
+            self.numbers[id(each)] = len(self.results)
+            self.results.append(each)  # kept, so that no other tensor gets its id
+        return result
+
+    def _number(self, value: Any) -> Any:
+        """The number of the result that an argument is; of a list of tensors those of all, None where none is one."""
+        if isinstance(value, list | tuple):
+            numbers = [self.numbers.get(id(each)) if isinstance(each, Tensor) else None for each in value]
+            return numbers if any(number is not None for number in numbers) else None
+        return self.numbers.get(id(value)) if isinstance(value, Tensor) else None
+
+    def again(self, outputs: Sequence[Tensor]) -> list[Tensor]:
+        """Run them again; what took the place of `outputs`."""
+        made: list[Any] = []
+        for operation, recorded, kwargs, found in self.steps:
+            args = list(recorded)
+            for place, number in found:
+                args[place] = (
+                    [was if at is None else made[at] for was, at in zip(args[place], number, strict=True)]
+                    if isinstance(number, list)
+                    else made[number]
+                )
+            result = operation(*args, **kwargs)
+            made.extend(result) if isinstance(result, list | tuple) else made.append(result)
+        return [made[self.numbers[id(tensor)]] if id(tensor) in self.numbers else tensor for tensor in outputs]
 
 
 @contextmanager
