@@ -238,3 +238,15 @@ def test_run_lets_snakemake_stop_its_jobs_itself(workplace: Path) -> None:
         time.sleep(0.05)
     process.terminate()
     assert process.wait() == 5 and Path("stopped").exists()
+
+
+def test_jobs_keep_what_they_compile(workplace: Path, repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever an image says: else every job compiles all of torch."""
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    Path("Snakefile").touch()
+    Path("snakemake.py").write_text("import sys\nsys.exit(5 if sys.dont_write_bytecode else 0)\n")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH")])))
+    assert cli.main(["run", "configs/test.yaml"]) == 0
+    shown = '--eval=shown: ; @echo "[$${PYTHONDONTWRITEBYTECODE:-}]"'
+    make = ["make", "--no-print-directory", "-f", repository / "Makefile", shown, "shown"]
+    assert subprocess.run(make, capture_output=True, text=True, check=True).stdout == "[]\n"
