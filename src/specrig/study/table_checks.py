@@ -25,7 +25,8 @@ from specrig.tasks import PromptError, packages
 from specrig.tasks.lengths import check_lengths
 from specrig.tasks.scorers import registry as scorers
 from specrig.tasks.variants import variant_of
-from specrig.training.stages import CHECKPOINT, MANIFEST, STAGES
+from specrig.training.shared_shards import MANIFEST, manifests
+from specrig.training.stages import CHECKPOINT, STAGES
 
 HEADS = [name for name in STAGES if name not in ("target", "draft")]
 
@@ -193,7 +194,7 @@ def check_initial_checkpoints(study: Study, problems: Problems) -> None:
 def check_text_shards(study: Study, problems: Problems) -> None:
     """Add a problem for a folder of shards in which there are none."""
     shards = study.training.text.shards
-    if shards is not None and study.grid.trained and not any(shards.expanduser().rglob(MANIFEST)):
+    if shards is not None and study.grid.trained and not manifests(shards):
         fix = "name a folder of shards, seen from where the command runs, or leave it out: all is written then"
         problems.key(["training", "text", "shards"], f"{shards} holds no {MANIFEST}", fix)
 

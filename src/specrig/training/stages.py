@@ -16,8 +16,6 @@ from specrig.training.recipe import Recipe
 
 CHECKPOINT = ("config.json", "model.safetensors")
 """Files from which a training can go on (`initial_checkpoint`)."""
-MANIFEST = "manifest.json"
-"""Beside shards of a target's text (`text.shards`): which target wrote them, and from what."""
 FILES = (*CHECKPOINT, "training.jsonl")
 """Files that every trained model has (target and draft have a tokenizer and a generation config besides)."""
 TEXT = "text.safetensors"

@@ -31,14 +31,12 @@ from specrig.training.generate import Precision, Script, Writer, fastest
 from specrig.training.prompt_sources import SELF_LONG, WRITTEN_BY_TARGET
 from specrig.training.prompts import Group, Planned, kept, plan, request_groups
 from specrig.training.recipe import Recipe
-from specrig.training.stages import MANIFEST
+from specrig.training.shared_shards import ENDINGS, MANIFEST, manifests, shards
 from specrig.training.trainer import training_device
 
 Part = Literal["train", "heldout"]
 SHARD = 2
 """Texts of a shard, in those that are written side by side."""
-SHARED = (".jsonl", ".jsonl.xz")
-"""Endings of the shards that `text.shards` may hold."""
 _WRITTEN = TypeAdapter(Written)
 
 
@@ -69,7 +67,7 @@ class TextShards:
             self.groups[part] = groups
         self.key = self._key()
         self.folder = folder / self.key[:16]
-        self.shared = recipe.text.shards and recipe.text.shards.expanduser()
+        self.shared = [] if recipe.text.shards is None else manifests(recipe.text.shards)
         self._writer: Writer | None = None
 
     def texts(self, part: Part, count: int, others: Collection[Written] = ()) -> list[Written]:
@@ -90,19 +88,20 @@ class TextShards:
 
     def _shared(self, part: Part) -> Iterator[list[Written]]:
         """The shards in the folder `text.shards`, whatever recipe they were written by."""
-        if self.shared is None:
-            return
-        for manifest in sorted(self.shared.rglob(MANIFEST)):
+        for manifest in self.shared:
             if _manifest(manifest, "target", "get the shards again") != self._settings()["target"]:
                 raise TrainingError(
                     f"{manifest}: another target than {self.target} wrote these shards; correct text.shards"
                 )
-            files = (file for ending in SHARED for file in manifest.parent.glob(f"{part}-*{ending}"))
-            for file in sorted(files):
+            for file in shards(manifest, part):
                 yield [cut for text in _shared_texts(file) if (cut := _shortened(text, self.width)) is not None]
 
     def _own(self, part: Part) -> Iterator[list[Written]]:
+        same_recipe = [manifest.parent for manifest in self.shared if manifest.parent.name == self.folder.name]
         for shard in itertools.count():
+            names = [f"{part}-{shard:05}{ending}" for ending in ENDINGS]
+            if any((folder / name).is_file() for folder in same_recipe for name in names):
+                continue  # `_shared` has read it
             rows = self.shard(part, shard)
             if rows is None:
                 return
@@ -111,10 +110,6 @@ class TextShards:
     def shard(self, part: Part, shard: int) -> list[Written] | None:
         """The texts of a shard, written if it is not there or damaged; None behind the last one."""
         path = self.folder / f"{part}-{shard:05}.jsonl"
-        if self.shared is not None:  # written by this same recipe before
-            for ending in SHARED:
-                if (file := self.shared / self.folder.name / f"{part}-{shard:05}{ending}").is_file():
-                    return _shared_texts(file)
         if path.is_file():
             try:
                 return _texts_of(path)
