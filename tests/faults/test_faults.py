@@ -274,7 +274,7 @@ def test_every_kind_of_damaged_file_is_named(kind: str, folder: Path, monkeypatc
     monkeypatch.chdir(folder)
     for path in read_by_stages(folder):
         path.write_bytes(DAMAGE[kind](path.read_bytes()))
-    named = Rules(load_study(Path(CONFIG)), cores=1, gpus=0, shared=False).damage()
+    named = Rules(load_study(Path(CONFIG)), cores=1, gpus=0, shared=False).damage.found()
     # A damaged list of hashes condemns what it lists.
     missed = [
         path

@@ -97,14 +97,14 @@ def test_a_damaged_model_is_made_again_once(workplace: Path, capsys: pytest.Capt
     model.mkdir(parents=True)
     (model / "config.json").write_text("{}")
     write_hashes(model)
-    assert rules().model_damage("embedded", ["draft"]) == ""
+    assert rules().damage.models("embedded", ["draft"]) == ""
     (model / "config.json").write_text("{]")
     before = rules()
-    names = before.model_damage("embedded", ["draft"])
+    names = before.damage.models("embedded", ["draft"])
     assert names == "draft.damaged-1" and before.training_recipe(job()).endswith(names)
     before.begin()
     assert "draft is damaged and will be made again: config.json" in capsys.readouterr().err
-    assert not model.exists() and rules().model_damage("embedded", ["draft"]) == names
+    assert not model.exists() and rules().damage.models("embedded", ["draft"]) == names
     assert load_study(before.root / "study.json").study == "test"
     with pytest.raises(BusyError):
         rules().begin()
@@ -151,7 +151,7 @@ def test_names_of_what_is_set_aside_do_not_change_during_a_run(workplace: Path) 
     second = rules()
 
     def names() -> tuple[str, str]:
-        return second.model_damage("embedded", ["draft"]), second.remade("audit/*.csv")
+        return second.damage.models("embedded", ["draft"]), second.damage.remade("audit/*.csv")
 
     before = names()
     second.begin()

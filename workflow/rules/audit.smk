@@ -41,7 +41,7 @@ rule audit:
         runtime=minutes(dag.auditing),
     params:
         study=STUDY_FILE,
-        code=lambda _: stage_digest("audit") + dag.remade("audit/records.csv"),
+        code=lambda _: stage_digest("audit") + dag.damage.remade("audit/records.csv"),
     message:
         "Auditing every record"
     shell:

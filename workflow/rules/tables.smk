@@ -30,7 +30,7 @@ rule tables:
         study=STUDY_FILE,
         price=STUDY.price_per_hour,
         goodput=dag.goodput(),
-        code=lambda _: stage_digest("tables") + dag.remade("tables/*"),
+        code=lambda _: stage_digest("tables") + dag.damage.remade("tables/*"),
     message:
         "Compiling the tables"
     shell:
@@ -56,7 +56,7 @@ rule quality:
     params:
         study=STUDY_FILE,
         scored=dag.scoring(),
-        code=lambda _: stage_digest("quality") + dag.remade("tables/quality.*"),
+        code=lambda _: stage_digest("quality") + dag.damage.remade("tables/quality.*"),
     message:
         "Scoring the outputs"
     shell:
@@ -88,7 +88,7 @@ rule figures:
         "../../environment.yml"
     params:
         study=STUDY_FILE,
-        code=lambda _: stage_digest("figures") + dag.remade("figures/*", "figures/*/*"),
+        code=lambda _: stage_digest("figures") + dag.damage.remade("figures/*", "figures/*/*"),
     message:
         "Drawing the figures"
     shell:

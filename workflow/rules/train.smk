@@ -13,7 +13,7 @@ rule corpus:
         "../../environment.yml"
     params:
         study=STUDY_FILE,
-        recipe=lambda _: dag.recipe("corpus") + dag.remade("corpus/*", "prompts/*"),
+        recipe=lambda _: dag.recipe("corpus") + dag.damage.remade("corpus/*", "prompts/*"),
         code=stage_digest("corpus"),
     message:
         "Gathering training text and held-out prompts"
@@ -43,7 +43,7 @@ rule write_text:
         study=STUDY_FILE,
         recipe=lambda wildcards: (
             dag.recipe("text", "prompts", "own_requests", "chat")
-            + dag.model_damage(wildcards.pair, [TEXT])
+            + dag.damage.models(wildcards.pair, [TEXT])
         ),
         target=dag.target_row,
         excluded=dag.excluded_prompts,
@@ -112,7 +112,7 @@ rule train_jointly:
         study=STUDY_FILE,
         recipe=lambda wildcards: (
             dag.recipe(*JOINT.keys)
-            + dag.model_damage(wildcards.pair, ["target", "medusa"])
+            + dag.damage.models(wildcards.pair, ["target", "medusa"])
         ),
         threads=STUDY.threads,
         code=code_digest(*JOINT.modules),

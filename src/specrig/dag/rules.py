@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from specrig.cell import Cell, digest
+from specrig.dag.damage import Damage
 from specrig.dag.lock import lock_study
 from specrig.decoding.drafters import registry as methods
 from specrig.engines import registry as engines
@@ -21,19 +22,13 @@ from specrig.files import write_atomically
 from specrig.measurement.answers import answering_cell
 from specrig.measurement.plan import job_digest, method_modules
 from specrig.measurement.quarantine import (
-    ENVIRONMENT,
-    HASHES,
     LEDGER,
-    damaged_files,
-    damaged_listed,
-    damaged_records,
     disturbed_names,
     quarantine,
     quarantined_names,
     reset_future_times,
     write_ledger,
 )
-from specrig.measurement.records import replicate_folder
 from specrig.measurement.traffic.records import FOLDER as TRAFFIC
 from specrig.measurement.traffic.records import damaged_points
 from specrig.models.gguf import FILES as CONVERTED_FILES
@@ -68,9 +63,7 @@ class Rules:
         self._gpus, self.shared = gpus, bool(self.gpu) and shared
         self.job_cores = max(1, cores // gpus) if self.shared else cores
         self._lock: IO[str] | None = None
-        # Damage is looked for once, before the jobs are planned.
-        self._damaged_files: Callable[[Path], dict[Path, str]] = cache(damaged_files)
-        self._damaged_records: Callable[[Path], dict[Path, str]] = cache(self._damaged_job)
+        self.damage = Damage(study)
         self._measuring_demand = cache(lambda *job: measuring_demand(study, job, self._sizes[job[1]]))
         self._training_demand = cache(lambda pair, model: training_demand(study, pair, model))
 
@@ -85,10 +78,9 @@ class Rules:
         look for no other reason in the jobs behind one that runs. So each rule names the keys that it depends on.
         """
         self._lock = lock_study(self.root)  # held until this process ends
-        for sentence in quarantine(self.damage()):
+        for sentence in quarantine(self.damage.found()):
             print(sentence, file=sys.stderr)
-        # Params are computed again where an input was made again: what is set aside by now is not damaged once more.
-        self._damaged_listed, self._damaged_files, self._damaged_records = {}, _undamaged, _undamaged
+        self.damage.forget()
         if count := reset_future_times(self.root):
             print(
                 f"{count} files in {self.root} have a time in the future. The clock may have been set back. "
@@ -115,67 +107,6 @@ class Rules:
         (self.root / "tracked.txt").unlink(missing_ok=True)
         return f"\n{failed.read_text(encoding='utf-8').splitlines()[0]} The next run tries again.\n"
 
-    # Damage
-
-    def damage(self) -> dict[Path, str]:
-        """Every damaged file that a stage of the study reads, or its folder -> what is wrong."""
-        found = dict(self._damaged_listed)
-        for key in self.study.grid.by_method:
-            for number in range(self.study.replicates):
-                found |= self._damaged_records(self._records(*key, number))
-        for pair in dict.fromkeys(pair for pair, _ in self.study.grid.trained):
-            for model in (*STAGES, TEXT):
-                found |= self._damaged_model(pair, model)
-        return found
-
-    @cached_property
-    def _damaged_listed(self) -> dict[Path, str]:
-        return damaged_listed(self.root)
-
-    def remade(self, *patterns: str) -> str:
-        """Quarantined names of the files that these patterns of the results folder name, joined; see `model_damage`."""
-        found = []
-        for folder, stem in {(folder, Path(each).name) for each in patterns for folder in self._folders(each)}:
-            own = [path for path in self._damaged_listed if path.parent == folder and path.match(stem)]
-            found += [f"{folder.name}/{name}" for name in quarantined_names(folder, own, stem)]
-        return "".join(sorted(found))
-
-    def _folders(self, pattern: str) -> list[Path]:
-        """The folders that the pattern of a file names."""
-        parent = str(Path(pattern).parent)
-        return list(self.root.glob(parent)) if "*" in parent else [self.root / parent]
-
-    def _damaged_job(self, folder: Path) -> dict[Path, str]:
-        """The damaged files of a job's records. Without a whole environment nobody knows where the others were
-        measured.
-        """
-        found = damaged_records(folder)
-        if folder / ENVIRONMENT in self._damaged_listed:
-            reason = f"{ENVIRONMENT}, which says where it was measured, is damaged"
-            found = dict.fromkeys(sorted(folder.glob("*.jsonl")), reason) | found
-            found[folder / ENVIRONMENT] = self._damaged_listed[folder / ENVIRONMENT]
-        return found
-
-    def _damaged_model(self, pair: str, model: str) -> dict[Path, str]:
-        """The folder of a trained model (or the text of a pair's target) -> what is wrong with one of its files."""
-        folder = self.root / "models" / pair
-        if model == TEXT:
-            found = self._damaged_files(folder)
-            return {folder / TEXT: found[folder / HASHES]} if folder / HASHES in found else found
-        for path, reason in self._damaged_files(folder / model).items():
-            return {folder / model: f"{path.name}: {reason}"}
-        return {}
-
-    def model_damage(self, pair: str, models: Iterable[str]) -> str:
-        """Quarantined names of a pair's models, joined: "" if none was ever damaged, so that nothing becomes stale."""
-        folder = self.root / "models" / pair
-        found = (quarantined_names(folder, self._damaged_model(pair, model), model) for model in models)
-        return "".join(name for names in found for name in names)
-
-    def _records(self, engine: str, pair: str, method: str, number: int) -> Path:
-        """The folder with the records of a method in one replicate."""
-        return replicate_folder(self.root / "records" / engine / pair / method, number)
-
     # Models and their training
 
     def converted(self, wildcards: Wildcards) -> str:
@@ -183,7 +114,7 @@ class Rules:
         source, dtype = self.study.grid.converted[wildcards.source]
         about = located(source).stat()
         made = digest([source, dtype, about.st_size, int(about.st_mtime)])
-        return made + self.remade(f"converted/{wildcards.source}/*")
+        return made + self.damage.remade(f"converted/{wildcards.source}/*")
 
     def recipe(self, *parts: str) -> str:
         """The keys of `training:` that a stage depends on (`parts` and the seed), as JSON."""
@@ -220,7 +151,7 @@ class Rules:
 
     def training_recipe(self, wildcards: Wildcards) -> str:
         """The keys on which a model depends, and its quarantined names."""
-        return self.recipe(*STAGES[wildcards.model].keys) + self.model_damage(wildcards.pair, [wildcards.model])
+        return self.recipe(*STAGES[wildcards.model].keys) + self.damage.models(wildcards.pair, [wildcards.model])
 
     def target_row(self, wildcards: Wildcards) -> list[str | None]:
         """What names the target that a pair is trained for; its files, where they are here, are inputs besides."""
@@ -265,7 +196,9 @@ class Rules:
     def task_row(self, wildcards: Wildcards) -> str:
         """Digest of what decides which prompts are fetched for a task: its row and the number of prompts."""
         row = self.study.rows.tasks[wildcards.task].model_dump(exclude=FOR_READERS)
-        return digest([row, self.study.grid.prompts_read(wildcards.task)]) + self.remade(f"data/{wildcards.task}.jsonl")
+        return digest([row, self.study.grid.prompts_read(wildcards.task)]) + self.damage.remade(
+            f"data/{wildcards.task}.jsonl"
+        )
 
     # Measuring
 
@@ -299,7 +232,7 @@ class Rules:
         """Digest of what decides the answers to a task's turns, besides prompts, target and code."""
         engine = answering_cell(self.study, wildcards.pair, wildcards.task).engine
         settings = digest(self.study.job_settings(engine, wildcards.pair))
-        return settings + self.task_row(wildcards) + self.remade(f"answers/{wildcards.pair}/*")
+        return settings + self.task_row(wildcards) + self.damage.remade(f"answers/{wildcards.pair}/*")
 
     def answers_code(self, wildcards: Wildcards) -> str:
         """Digest of the code that answers."""
@@ -327,8 +260,8 @@ class Rules:
         """Cells that failed last time, and quarantined files. When this changes, the job measures them again."""
         found = []
         for method in self.job_methods(wildcards):
-            folder = self._records(wildcards.engine, wildcards.pair, method, self.replicate(wildcards))
-            index, damaged = folder / "index.json", self._damaged_records(folder)
+            folder = self.damage.records_folder(wildcards.engine, wildcards.pair, method, self.replicate(wildcards))
+            index, damaged = folder / "index.json", self.damage.of_records(folder)
             whole = index.is_file() and index not in damaged
             failed = sorted(json.loads(index.read_text(encoding="utf-8"))["failed"]) if whole else []
             names = [*failed, *disturbed_names(folder), *quarantined_names(folder, damaged)]
@@ -384,7 +317,7 @@ class Rules:
         cells = (cell for cell in self.study.grid.cells if (cell.engine, cell.method) == key)
         settings = {(cell.k, cell.temperature, cell.variant, digest(cell.options)) for cell in cells}
         made = digest([sorted(settings), self.study.engine_options.get(wildcards.engine, {})])
-        return made + self.remade(f"audit/exact-{wildcards.engine}-{wildcards.method}.csv")
+        return made + self.damage.remade(f"audit/exact-{wildcards.engine}-{wildcards.method}.csv")
 
     def audited(self) -> list[tuple[str, str]]:
         """(engine, method) of each exact test. It samples from a pair made for it, which a running server lacks."""
@@ -428,10 +361,6 @@ class Rules:
     def auditing_gpus(self, wildcards: Wildcards) -> int:
         """GPUs of the audit of the records: as many as the pair that is split over most."""
         return self.gpus(self.study.most_gpus())
-
-
-def _undamaged(folder: Path) -> dict[Path, str]:
-    return {}
 
 
 def memory(demand: Callable[[Wildcards], Demand]) -> Callable[[Wildcards, int], int]:

@@ -13,6 +13,7 @@ import lzma
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -31,7 +32,7 @@ from specrig.training.generate import Precision, Script, Writer, fastest
 from specrig.training.prompt_sources import SELF_LONG, WRITTEN_BY_TARGET
 from specrig.training.prompts import Group, Planned, kept, plan, request_groups
 from specrig.training.recipe import Recipe
-from specrig.training.shared_shards import ENDINGS, MANIFEST, manifests, shards
+from specrig.training.shared_shards import MANIFEST, manifests, shards
 from specrig.training.trainer import training_device
 
 Part = Literal["train", "heldout"]
@@ -89,7 +90,7 @@ class TextShards:
     def _shared(self, part: Part) -> Iterator[list[Written]]:
         """The shards in the folder `text.shards`, whatever recipe they were written by."""
         for manifest in self.shared:
-            if _manifest(manifest, "target", "get the shards again") != self._settings()["target"]:
+            if _manifest(manifest, "target", "get the shards again") != self._settings["target"]:
                 raise TrainingError(
                     f"{manifest}: another target than {self.target} wrote these shards; correct text.shards"
                 )
@@ -97,11 +98,11 @@ class TextShards:
                 yield [cut for text in _shared_texts(file) if (cut := _shortened(text, self.width)) is not None]
 
     def _own(self, part: Part) -> Iterator[list[Written]]:
-        same_recipe = [manifest.parent for manifest in self.shared if manifest.parent.name == self.folder.name]
+        same_recipe = (manifest for manifest in self.shared if manifest.parent.name == self.folder.name)
+        read = {file.name.split(".")[0] for manifest in same_recipe for file in shards(manifest, part)}  # by `_shared`
         for shard in itertools.count():
-            names = [f"{part}-{shard:05}{ending}" for ending in ENDINGS]
-            if any((folder / name).is_file() for folder in same_recipe for name in names):
-                continue  # `_shared` has read it
+            if f"{part}-{shard:05}" in read:
+                continue
             rows = self.shard(part, shard)
             if rows is None:
                 return
@@ -163,7 +164,7 @@ class TextShards:
                     raise TrainingError(f"{manifest}: {str(precision)[:80]!r} is no precision; {again}")
             else:
                 precision = fastest(self.target, where, text.batch, self.width)
-                content = {"key": self.key, "precision": precision, **self._settings()}
+                content = {"key": self.key, "precision": precision, **self._settings}
                 write_atomically(manifest, json.dumps(content, indent=1) + "\n")
             self._writer = Writer(self.target, where, precision)
         return self._writer
@@ -174,6 +175,7 @@ class TextShards:
             return any(self.overlap.near(request) for request in text.requests)
         return any(normalized(request) in self.overlap.whole for request in text.requests)
 
+    @cached_property
     def _settings(self) -> dict[str, Any]:
         """What decides the texts, besides the target; not how many there are to be."""
         recipe = self.recipe
@@ -189,7 +191,7 @@ class TextShards:
         }
 
     def _key(self) -> str:
-        total = hashlib.sha256(json.dumps(self._settings(), sort_keys=True).encode())
+        total = hashlib.sha256(json.dumps(self._settings, sort_keys=True).encode())
         for part, groups in self.groups.items():
             for group in groups:
                 requests = None if group.requests is None else [each.turns for each in group.requests]
