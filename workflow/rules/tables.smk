@@ -88,7 +88,8 @@ rule figures:
         "../../environment.yml"
     params:
         study=STUDY_FILE,
-        code=lambda _: stage_digest("figures") + dag.damage.remade("figures/*", "figures/*/*"),
+        code=lambda _: stage_digest("figures")
+        + dag.damage.remade("figures/*", "figures/*/*"),
     message:
         "Drawing the figures"
     shell:

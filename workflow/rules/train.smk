@@ -13,7 +13,8 @@ rule corpus:
         "../../environment.yml"
     params:
         study=STUDY_FILE,
-        recipe=lambda _: dag.recipe("corpus") + dag.damage.remade("corpus/*", "prompts/*"),
+        recipe=lambda _: dag.recipe("corpus")
+        + dag.damage.remade("corpus/*", "prompts/*"),
         code=stage_digest("corpus"),
     message:
         "Gathering training text and held-out prompts"
