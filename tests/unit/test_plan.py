@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import lzma
 import re
 import resource
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -171,6 +173,23 @@ def test_training_costs_what_its_models_and_tokens_cost() -> None:
     longer = recipe.model_copy(update={"eagle3": recipe.eagle3.model_copy(update={"steps": 2 * recipe.eagle3.steps})})
     assert training_flop(longer, ["eagle3"], target) > training_flop(recipe, ["eagle3"], target)
     assert training_flop(longer, ["eagle"], target) == training_flop(recipe, ["eagle"], target)
+
+
+def test_text_that_is_there_costs_nothing_to_write(tmp_path: Path) -> None:
+    """Its states are computed all the same. A shard that cannot be read gives no text."""
+
+    def flop(**text: Any) -> float:
+        recipe = Recipe.model_validate({"text": {"sequences": 40, **text}})
+        return training_flop(recipe, ["draft"], embedded(recipe))
+
+    for name in ("manifest.json", "train-00000.jsonl", "heldout-00000.jsonl"):
+        (tmp_path / name).write_text("{}\n" * 10)
+    (tmp_path / "train-00001.jsonl.xz").write_bytes(lzma.compress(b"{}\n" * 20))
+    one_text = (flop(sequences=80) - flop()) / 2 / 40
+    assert flop() - flop(shards=tmp_path) == pytest.approx(30 * one_text)
+    (tmp_path / "train-00001.jsonl.xz").write_bytes(b"cut off")
+    assert flop() - flop(shards=tmp_path) == pytest.approx(10 * one_text)
+    assert flop(sequences=5) - flop(sequences=5, shards=tmp_path) == pytest.approx(5 * one_text)
 
 
 def test_plan_says_what_training_costs(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -55,7 +55,7 @@ def test_files_that_jobs_wait_for(workplace: Path) -> None:
     models = plain.job_models(job())
     assert [name.rpartition("/")[0] + "/" for name in models] == [part for part in trained for _ in range(3)]
     assert plain.job_prompts(job()) == [f"results/test/prompts/{task}.jsonl" for task in ("code", "translation")]
-    assert plain.training_inputs(job(model="target")) == [] == plain.prompt_sources(job())
+    assert plain.training_inputs(job(model="target")) == [] == plain.text_sources(job())
     assert plain.training_inputs(job())[-1] == "results/test/models/embedded/text.safetensors"
     assert plain.method_options(job()) == ["--method draft_model", "--method ngram"]
     assert plain.audited() == [("native", "draft_model"), ("native", "ngram")]
@@ -64,7 +64,14 @@ def test_files_that_jobs_wait_for(workplace: Path) -> None:
     requested = rules(
         training={**yaml.safe_load(Path("configs/test.yaml").read_text())["training"], "prompts": str(own)}
     )
-    assert requested.prompt_sources(job()) == [str(own)]
+    assert requested.text_sources(job()) == [str(own)]
+    # Shared text is written again when a shard comes or changes, and holds nothing that is evaluated.
+    shards = workplace / "shards"
+    shards.mkdir()
+    for name in ("manifest.json", "train-00000.jsonl.xz"):
+        (shards / name).touch()
+    shared = rules(training={"text": {"shards": str(shards)}})
+    assert shared.text_sources(job()) == [str(shards / name) for name in ("manifest.json", "train-00000.jsonl.xz")]
 
 
 def test_a_training_is_stale_for_its_own_keys(workplace: Path) -> None:

@@ -27,7 +27,7 @@ rule write_text:
         corpus=rules.corpus.output.train,
         heldout=rules.corpus.output.heldout,
         target=lambda wildcards: dag.model_files(wildcards.pair, ["target"]),
-        prompts=dag.prompt_sources,
+        sources=dag.text_sources,
     output:
         f"{ROOT}/models/{{pair}}/{TEXT}",
     log:

@@ -39,6 +39,7 @@ from specrig.study.overlap import prompts_in_both
 from specrig.study.study import Study
 from specrig.study.traffic import Point
 from specrig.tasks.variants import variant_of
+from specrig.training import shared_shards
 from specrig.training.stages import CHECKPOINT, FILES, JOINT, STAGES, TEXT
 
 TRAFFIC_SWEEP = "specrig.measurement.traffic.sweep"
@@ -158,13 +159,14 @@ class Rules:
         row = self.study.rows.pairs[wildcards.pair]
         return [row.target, row.target_revision]
 
-    def prompt_sources(self, wildcards: Wildcards) -> list[str]:
-        """The user's file of training prompts, and all fetched prompts, which are left out of it."""
-        files = [source.source for source in self.study.training.sources if source.kind == "file"]
-        if not files and self.study.training.prompts is None:
+    def text_sources(self, wildcards: Wildcards) -> list[str]:
+        """The user's files of training prompts and of text, and all fetched prompts, which are left out of them."""
+        training = self.study.training
+        if training.prompts is None and training.text.shards is None:
             return []
-        fetched = [task for task in self.study.tasks if self.study.rows.tasks[task].fetched]
-        return [*(str(Path(file).expanduser()) for file in files), *self.prompt_files(fetched)]
+        prompts = [Path(source.source).expanduser() for source in training.sources if source.kind == "file"]
+        files = [str(file) for file in (*prompts, *shared_shards.files(training.text.shards))]
+        return [*files, *self.prompt_files(task for task in self.study.tasks if self.study.rows.tasks[task].fetched)]
 
     def excluded_prompts(self, wildcards: Wildcards) -> str:
         """Digest of the prompts in the user's file that the study evaluates with: an added task may exclude more."""

@@ -22,7 +22,7 @@ from specrig.measurement.quarantine import HASHES, damaged_files, write_hashes
 from specrig.provenance.digests import code_digest
 from specrig.provenance.environment import model_digest
 from specrig.study.study import Study
-from specrig.training.shared_shards import manifests, shards
+from specrig.training import shared_shards
 from specrig.training.stages import STAGES, TEXT, Stage
 
 FOLDER = ".trained"
@@ -71,9 +71,7 @@ class TrainedParts:
         if any(source.kind == "hub" for source in training.sources):
             return None
         files = [Path(source.source).expanduser() for source in training.sources if source.kind == "file"]
-        if training.text.shards is not None:
-            files += [file for each in manifests(training.text.shards) for file in (each, *shards(each))]
-        made = self.key(TEXT, device, [target, *files], WRITING)
+        made = self.key(TEXT, device, [target, *files, *shared_shards.files(training.text.shards)], WRITING)
         # The corpus holds back what is measured.
         only_corpus = training.text.shards is None and all(source.kind == "corpus" for source in training.sources)
         return made if only_corpus else digest([made, sorted(self.study.evaluated(self.study.root))])

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from specrig import heads
 from specrig.heads.base import LEARNING, HeadRecipe, NeuralHead, Sizes
 from specrig.models.facts import Shape as Target
+from specrig.training import shared_shards
 from specrig.training.prompt_sources import relative_tokens
 from specrig.training.recipe import Optimisation, Recipe, Shape
 
@@ -36,8 +37,10 @@ def training_flop(recipe: Recipe, models: Iterable[str], target: Target) -> floa
     total = sum(_flop(recipe, name, sizes) for name in names)
     if not set(names) - {"target"}:
         return total
-    # The text, and its states: once for all with the same texts; of a draft with heads its own besides.
-    texts = recipe.text.sequences * relative_tokens(recipe.sources) + sum(_stored(recipe, names))
+    # The text that is not in shards yet, and its states: once for all with the same texts; of a draft with heads its own
+    # besides.
+    written = max(0, recipe.text.sequences - shared_shards.count(recipe.text.shards))
+    texts = written * relative_tokens(recipe.sources) + sum(_stored(recipe, names))
     total += sizes.forward(sequence) * texts * sequence
     for head in (_head(recipe, name) for name in names if name.startswith("draft_")):
         total += _forward(recipe.draft, sizes.vocabulary, sequence) * _texts(recipe, head) * sequence

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import lzma
 from pathlib import Path
 
 MANIFEST = "manifest.json"
@@ -17,3 +18,22 @@ def manifests(folder: Path) -> list[Path]:
 def shards(manifest: Path, part: str = "*") -> list[Path]:
     """The shards that lie beside a manifest, sorted. part: `train`, `heldout`, or both."""
     return sorted(file for ending in ENDINGS for file in manifest.parent.glob(f"{part}-*{ending}"))
+
+
+def files(folder: Path | None) -> list[Path]:
+    """All manifests and shards; none without a folder."""
+    return [] if folder is None else [file for each in manifests(folder) for file in (each, *shards(each))]
+
+
+def count(folder: Path | None) -> int:
+    """How many texts there are to learn from. A shard that cannot be read counts as empty: training refuses it."""
+    train = [] if folder is None else [file for each in manifests(folder) for file in shards(each, "train")]
+    return sum(_lines(file) for file in train)
+
+
+def _lines(shard: Path) -> int:
+    try:
+        content = shard.read_bytes()
+        return (lzma.decompress(content) if shard.suffix == ".xz" else content).count(b"\n")
+    except (OSError, lzma.LZMAError):
+        return 0
