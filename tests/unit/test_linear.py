@@ -81,3 +81,29 @@ def test_what_is_timed_is_every_kernel_at_every_row_count() -> None:
     )
     assert {kernel: len(seconds) for kernel, seconds in found.items()} == dict.fromkeys(expected, len(linear.ROWS))
     assert all(0 < seconds < 60 for times in found.values() for seconds in times)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 8, 40, 100])
+@pytest.mark.parametrize("bias", [torch.randint(-9, 9, (256,)).bfloat16(), None], ids=["bias", "no bias"])
+def test_a_head_multiplies_in_eight_bits_where_that_is_faster(
+    kernel_choice: KernelChoice, monkeypatch: pytest.MonkeyPatch, rows: int, bias: torch.Tensor | None
+) -> None:
+    """Whole numbers up to 127 need no rounding, so their product is exact."""
+    if not compiled.supports_eight_bits():
+        pytest.skip("this processor has no instructions for products of 8 bits")
+    outputs = 256 if bias is not None else 251  # a last block that is not whole
+    weight, x = (torch.randint(-127, 128, (n, 128)).bfloat16() for n in (outputs, rows))
+    weight[:, 0] = x[:, 1] = 127  # the highest of each output, and of each row
+    layer, seconds = Linear(weight, bias), {"usual": 1.0, "rounded": 0.5}
+    monkeypatch.setattr(linear, "time_layers", lambda _: [[seconds["usual"]] * 2, [seconds["rounded"]] * 2])
+    assert layer.rounded("a head") is layer, "nobody asked for it"
+    kernel_choice.pin(None, draft_weights="int8")
+    rounded = layer.rounded("a head")
+    assert kernel_choice.record()["draft_weights"] == {"a head": "int8"}
+    expected = x.float() @ weight.float().T + (0 if bias is None else bias.float())
+    for found in (rounded(x), layer(x)):
+        torch.testing.assert_close(found, expected.bfloat16(), atol=0.5, rtol=0.01)
+    assert torch.equal(rounded(x / 1000 + 1), layer(x / 1000 + 1)) == (rows > compiled.MAX_TOKENS)
+    kernel_choice.pin(None, draft_weights="int8")
+    seconds["rounded"] = 0.99
+    assert layer.rounded("a head") is layer and kernel_choice.record()["draft_weights"] == {"a head": "model"}

@@ -49,8 +49,8 @@ class Native(WeightsEngine):
         """Whether passes of a few tokens of a small Llama-shaped model run in code that is compiled for this processor,
         which needs gcc or cc; auto: where that is faster when the pair is loaded."""
         draft_weights: Literal["model", "int8"] = "model"
-        """How compiled passes of drafts and heads in bfloat16 multiply their weights: as they are, or rounded to 8 bits
-        where the processor has instructions for that and it is faster. Outputs stay the target's; somewhat fewer drafts
+        """How drafts and heads in bfloat16 multiply their weights in passes of a few tokens: as they are, or rounded to 8
+        bits where the processor has instructions for that and it is faster. Outputs stay the target's; somewhat fewer drafts
         may be accepted."""
 
     def __init__(self, pair: PairFiles, *, device: str = "cpu", threads: int | None = None) -> None:

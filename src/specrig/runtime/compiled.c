@@ -952,14 +952,16 @@ void forward(const Pass *p) {
     (p->eight_bits ? run_eight_bits : p->bf16 ? run_bfloat16 : run_float32)(p, omp_get_thread_num(), omp_get_num_threads());
 }
 
-/* y [rows, out] = x [rows, in] weight [out, in]^T + bias, y of the weight's type, x of `input_bytes` for a bfloat16 weight, else float32. */
+/* y [rows, out] = x [rows, in] weight [out, in]^T + bias, y of the weight's type, x of `input_bytes` for a bfloat16 weight, else float32.
+ * eight_bits: of a bfloat16 weight. */
 void linear(void *y, const char *x, int64_t rows, const char *weight, const void *bias, int64_t in, int64_t out, int bf16,
-            int threads) {
+            int eight_bits, int threads) {
     #pragma omp parallel num_threads(threads)
     {
         int t = omp_get_thread_num(), T = omp_get_num_threads();
         SHARE((out + W - 1) / W)
-        if (bf16) product(y, x, rows, weight, bias, in, out, from, to, 0, 1, OF_BF16);
+        if (eight_bits) product(y, x, rows, weight, bias, in, out, from, to, 0, 1, OF_EIGHT);
+        else if (bf16) product(y, x, rows, weight, bias, in, out, from, to, 0, 1, OF_BF16);
         else product(y, x, rows, weight, bias, in, out, from, to, 0, 0, WHOLE);
     }
 }

@@ -35,7 +35,7 @@ def library() -> Any:
         loaded.has_eight_bits.restype = c_int64
         arguments: dict[str, list[Any]] = {
             "forward": [c_void_p],
-            "linear": [c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_int64, c_int, c_int],
+            "linear": [c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_int64, c_int, c_int, c_int],
             "argmax": [c_void_p, c_void_p, c_int64, c_int64, c_int, c_int],
             "top": [c_void_p, c_void_p, *[c_int64] * 3, c_int, c_int],
             "softmax": [c_void_p, c_void_p, c_int64, c_int64, c_float, c_int, c_int],
@@ -109,7 +109,7 @@ def supports_weight(weight: Tensor, bias: Tensor | None) -> bool:
 
 def product(x: Tensor, blocks: Tensor, bias: Tensor | None, out: int) -> Tensor:
     """`x @ weight.T + bias` of x `[..., in]`, `MAX_TOKENS` rows at most, with the weight `[out, in]` in `blocks` (see
-    `to_blocks`).
+    `to_blocks`), or rounded (see `to_eight_bits`; x and bias are bfloat16 then).
     """
     into = x.shape[-1]
     y = x.new_empty((*x.shape[:-1], out))
@@ -126,6 +126,7 @@ def product(x: Tensor, blocks: Tensor, bias: Tensor | None, out: int) -> Tensor:
         into,
         out,
         y.dtype == torch.bfloat16,
+        blocks.dtype == torch.uint8,
         threads,
     )
     return y

@@ -9,8 +9,9 @@ docs/log/decoding.md has the measurements.
 
 from __future__ import annotations
 
+import copy
 import statistics
-from collections.abc import Callable
+from collections.abc import Sequence
 from functools import cache
 from time import perf_counter
 from typing import Literal
@@ -55,12 +56,15 @@ class KernelChoice:
         self.seconds: dict[tuple[torch.dtype, tuple[int, ...]], dict[Kernel, list[float]]] = {}
         """What was timed: of a weight's precision and shape, each kernel's seconds at each of `ROWS`."""
         self.kernels: dict[tuple[torch.dtype, tuple[int, ...]], Kernel] = {}
+        self.rounded: dict[tuple[int, ...], bool] = {}
+        """Of a shape, whether 8 bits are faster (`Linear.rounded`)."""
         self._spent = 0.0
 
     def pin(self, kernel: Kernel | None, *, compiled: Compiled = "auto", draft_weights: DraftWeights = "model") -> None:
         """For the weights and models to come. kernel: None chooses by timing."""
         self.pinned, self.compiled, self.draft_weights = kernel, compiled, draft_weights
         self.kernels.clear()
+        self.rounded.clear()
         self.draft_weights_of.clear()
 
     def of(self, weight: Tensor) -> Kernel:
@@ -74,6 +78,25 @@ class KernelChoice:
                 kernel if kernel != "compiled" or compiled.supports_weight(weight, None) else "reordered"
             )
         return self.kernels[key]
+
+    def rounds(self, layer: Linear) -> bool:
+        """Whether a draft or head should multiply this layer's weight rounded to 8 bits: where the process asks for it,
+        the processor can, and that is faster.
+        """
+        weight = layer.dense()
+        if self.draft_weights != "int8" or weight.dtype != torch.bfloat16 or weight.numel() < SMALL:
+            return False
+        if not (compiled.supports_eight_bits() and compiled.supports_weight(weight, layer.bias)):
+            return False
+        if self.compiled == "always" or self._spent > LIMIT_S:
+            return True
+        shape = tuple(weight.shape)
+        if shape not in self.rounded:
+            started = perf_counter()
+            usual, rounded = time_layers((layer, layer.in_eight_bits()))
+            self.rounded[shape] = statistics.geometric_mean(rounded) < MARGIN * statistics.geometric_mean(usual)
+            self._spent += perf_counter() - started
+        return self.rounded[shape]
 
     def record(self) -> dict[str, dict[str, str]]:
         """For an environment's record: precision and shape -> kernel, and draft or head -> its weights."""
@@ -102,30 +125,34 @@ class KernelChoice:
 
 
 def time_kernels(weight: Tensor) -> dict[Kernel, list[float]]:
-    """Seconds of a product with this weight at each of `ROWS`, for each kernel: the least of `REPEATS`, which
-    alternate.
-
-    The processor's caches are overwritten before each, because a pass reads all other weights in between.
-    """
-    others = torch.zeros(8 << 20)
+    """Seconds of a product with this weight at each of `ROWS`, for each kernel."""
     kernels: list[Kernel] = ["plain", "reordered"] if reorderable(weight) else ["plain"]
     if kernel_choice.compiled != "never" and compiled.supports_weight(weight, None):
         kernels.append("compiled")
-    layers: dict[Kernel, Callable[[Tensor], Tensor]] = {kernel: Linear(weight, kernel=kernel) for kernel in kernels}
-    found: dict[Kernel, list[float]] = {kernel: [] for kernel in layers}
+    return dict(zip(kernels, time_layers([Linear(weight, kernel=kernel) for kernel in kernels]), strict=True))
+
+
+def time_layers(layers: Sequence[Linear]) -> list[list[float]]:
+    """Seconds of each layer's product at each of `ROWS`: the least of `REPEATS`, which alternate. The layers have the
+    same shape and precision.
+
+    The processor's caches are overwritten before each, because a pass reads all other weights in between.
+    """
+    others, first = torch.zeros(8 << 20), layers[0]
+    found: list[list[float]] = [[] for _ in layers]
     with torch.inference_mode():
         for rows in ROWS:
-            x = torch.zeros((1, rows, weight.shape[1]), dtype=weight.dtype)
-            best = dict.fromkeys(layers, float("inf"))
+            x = torch.zeros((1, rows, first.width), dtype=first.weight.dtype)
+            best = [float("inf")] * len(layers)
             for repeat in range(REPEATS + 1):
-                for kernel, layer in layers.items():
+                for at, layer in enumerate(layers):
                     others += 1.0
                     started = perf_counter()
                     layer(x)
                     if repeat:  # the first call sets the kernel up
-                        best[kernel] = min(best[kernel], perf_counter() - started)
-            for kernel, seconds in best.items():
-                found[kernel].append(seconds)
+                        best[at] = min(best[at], perf_counter() - started)
+            for seconds, least in zip(found, best, strict=True):
+                seconds.append(least)
     return found
 
 
@@ -196,6 +223,21 @@ class Linear:
     def select_outputs(self, index: Tensor) -> Linear:
         """A layer with the outputs `index` `[n]` only."""
         return Linear(self.dense()[index].contiguous(), None if self.bias is None else self.bias[index])
+
+    def rounded(self, name: str) -> Linear:
+        """Return this layer of a draft or head, in 8 bits where `KernelChoice.rounds`. name: of the draft or head, in the
+        record.
+        """
+        rounds = kernel_choice.rounds(self)
+        if rounds or name not in kernel_choice.draft_weights_of:
+            kernel_choice.draft_weights_of[name] = "int8" if rounds else "model"
+        return self.in_eight_bits() if rounds else self
+
+    def in_eight_bits(self) -> Linear:
+        """A layer with the same weight that multiplies up to `MAX_TOKENS` rows in 8 bits; their numbers are rounded too."""
+        found = copy.copy(self)
+        found.blocks = compiled.to_eight_bits(self.dense())
+        return found
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
         """`residual + self(x)`, `[..., out]`. On a GPU `residual` itself takes the sum, inside the product's kernel."""

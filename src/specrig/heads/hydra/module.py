@@ -66,12 +66,14 @@ class HydraHeads(DepthHeads):
     def take_weights(self, weights: dict[str, Tensor]) -> None:
         """W_i x + b_i and R_i x read the same input, so they are one matrix product."""
         self.embedding, output = shared(self.target)
-        self.output = output if self.vocabulary is None else output.select_outputs(self.vocabulary)
+        output = output if self.vocabulary is None else output.select_outputs(self.vocabulary)
+        self.output = output.rounded(self.title)
         self.blocks = []
         for head in range(self.count):
             bias = weights[f"heads.{head}.linear.bias"]
             both = [weights[f"heads.{head}.{part}.weight"] for part in ("linear", "res_connection")]
-            self.blocks.append(Linear(torch.cat(both), torch.cat((bias, torch.zeros_like(bias)))))
+            block = Linear(torch.cat(both), torch.cat((bias, torch.zeros_like(bias))))
+            self.blocks.append(block.rounded(self.title))
 
     def embed(self, tokens: Tensor) -> Tensor:
         """The target's embeddings `[..., D]` of `tokens` `[...]`."""

@@ -67,12 +67,13 @@ class MedusaHeads(DepthHeads):
         """All residual blocks read the same h, so they are one matrix product. The LM heads read different states, so
         they are not, unless one LM head serves all.
         """
-        self.blocks = Linear(
+        blocks = Linear(
             torch.cat([weights[f"blocks.{head}.layers.0.weight"] for head in range(self.count)]),
             torch.cat([weights[f"blocks.{head}.layers.0.bias"] for head in range(self.count)]),
         )
         every = [f"lm_heads.{head}.weight" for head in range(self.count)]
-        self.outputs = [Linear(weights[name]) for name in ("lm_head.weight", *every) if name in weights]
+        outputs = [Linear(weights[name]) for name in ("lm_head.weight", *every) if name in weights]
+        self.blocks, *self.outputs = (layer.rounded(self.title) for layer in (blocks, *outputs))
 
     @torch.inference_mode()
     def __call__(self, hidden: Tensor, count: int) -> Tensor:
