@@ -104,6 +104,8 @@ def test_a_head_multiplies_in_eight_bits_where_that_is_faster(
     for found in (rounded(x), layer(x)):
         torch.testing.assert_close(found, expected.bfloat16(), atol=0.5, rtol=0.01)
     assert torch.equal(rounded(x / 1000 + 1), layer(x / 1000 + 1)) == (rows > compiled.MAX_TOKENS)
-    kernel_choice.pin(None, draft_weights="int8")
-    seconds["rounded"] = 0.99
-    assert layer.rounded("a head") is layer and kernel_choice.record()["draft_weights"] == {"a head": "model"}
+    choices: tuple[tuple[linear.Kernel | None, linear.Compiled, float], ...]
+    choices = (None, "auto", 0.99), (None, "never", 0.5), ("plain", "auto", 0.5)
+    for kernel, ours, seconds["rounded"] in choices:
+        kernel_choice.pin(kernel, compiled=ours, draft_weights="int8")
+        assert layer.rounded("a head") is layer and kernel_choice.record()["draft_weights"] == {"a head": "model"}

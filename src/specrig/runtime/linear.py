@@ -84,7 +84,9 @@ class KernelChoice:
         the processor can, and that is faster.
         """
         weight = layer.dense()
-        if self.draft_weights != "int8" or weight.dtype != torch.bfloat16 or weight.numel() < SMALL:
+        if self.draft_weights != "int8" or self.compiled == "never" or self.pinned not in (None, "compiled"):
+            return False
+        if weight.dtype != torch.bfloat16 or weight.numel() < SMALL:
             return False
         if not (compiled.supports_eight_bits() and compiled.supports_weight(weight, layer.bias)):
             return False
