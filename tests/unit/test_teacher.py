@@ -202,7 +202,7 @@ def test_an_end_token_inside_a_prompt_ends_no_text() -> None:
 
 
 def test_states_on_disk_are_those_in_memory_and_are_not_made_twice(
-    trained: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trained: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     teacher, texts = load_teacher(trained[0], torch.device("cpu")), read_text(trained[1]).train
     N, T = texts.tokens.shape
@@ -219,8 +219,9 @@ def test_states_on_disk_are_those_in_memory_and_are_not_made_twice(
     files = sorted((tmp_path / ".states").glob("*.safetensors"))
     assert len(files) == 2 * -(-N // 3), "a file for each stream"
     before = [file.stat().st_mtime_ns for file in files]
+    assert capsys.readouterr().err.endswith(f"hidden states: {N} of {N} texts\n")
     StoredStates(run, model, teacher, texts, (1,))
-    assert [file.stat().st_mtime_ns for file in files] == before
+    assert [file.stat().st_mtime_ns for file in files] == before and not capsys.readouterr().err
     last = StoredStates(run, model, teacher, texts)
     assert torch.equal(last[rows], stored[rows].chunk(2, -1)[1])
     assert sorted((tmp_path / ".states").glob("*.safetensors")) == files, (

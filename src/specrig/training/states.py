@@ -7,6 +7,7 @@ moderate size are kept beside the pair's models, so that its other trainings fin
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,7 +100,7 @@ class StoredStates:
             [_file(folder, model, layer, *part) for part in zip(shards, lengths, strict=True)]
             for layer in (*aux_layers, None)
         ]
-        key = files_sha256(weight_files(model))
+        key, there = files_sha256(weight_files(model)), 0
         for part, length, files in zip(shards, lengths, zip(*self.files, strict=True), strict=True):
             with FileLock(folder / ".lock"):  # another training of the pair may be making the same
                 lacking = {
@@ -107,6 +108,9 @@ class StoredStates:
                 }
                 if lacking:
                     self._make(lacking, key, teacher, part, length)
+            before, there = there, there + len(part)
+            if lacking and (before // (10 * TEXTS) < there // (10 * TEXTS) or there == N):
+                print(f"hidden states: {there} of {N} texts", file=sys.stderr, flush=True)
 
     def _make(
         self, lacking: dict[int | None, Path], key: str, teacher: Teacher, texts: Tensor, lengths: Tensor
