@@ -75,7 +75,8 @@ def test_the_default_studys_methods_draft_for_its_model(tmp_path: Path, monkeypa
     outputs = {}
     tree = {"nodes": "auto"}
     for method, k, own in (
-        ("autoregressive", 0, {}), ("p_eagle", 3, {}), ("p_eagle", 4, tree), ("suffix_p_eagle", 8, {"draft_nodes": 5})
+        ("autoregressive", 0, {}), ("p_eagle", 3, {}), ("p_eagle", 4, tree), ("suffix_p_eagle", 8, {"draft_nodes": 5}),
+        ("hydra", 4, tree), ("medusa", 4, tree),
     ):  # fmt: skip
         options = registry()[method].Options.model_validate(own).model_dump()
         cell = Cell(
