@@ -83,9 +83,9 @@ class KernelChoice:
         """Whether a draft or head should multiply this layer's weight rounded to 8 bits: where the process asks for it,
         the processor can, and that is faster.
         """
-        weight = layer.dense()
         if self.draft_weights != "int8" or self.compiled == "never" or self.pinned not in (None, "compiled"):
             return False
+        weight = layer.dense()
         if weight.dtype != torch.bfloat16 or weight.numel() < SMALL:
             return False
         if not (compiled.supports_eight_bits() and compiled.supports_weight(weight, layer.bias)):

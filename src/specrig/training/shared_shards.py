@@ -25,15 +25,19 @@ def files(folder: Path | None) -> list[Path]:
     return [] if folder is None else [file for each in manifests(folder) for file in (each, *shards(each))]
 
 
+def read(shard: Path) -> bytes:
+    """The lines of a shard, a text each. Raises OSError, or lzma.LZMAError for a compressed one that is damaged."""
+    content = shard.read_bytes()
+    return lzma.decompress(content) if shard.suffix == ".xz" else content
+
+
 def count(folder: Path | None) -> int:
     """How many texts there are to learn from. A shard that cannot be read counts as empty: training refuses it."""
-    train = [] if folder is None else [file for each in manifests(folder) for file in shards(each, "train")]
-    return sum(_lines(file) for file in train)
+    return sum(_lines(file) for file in files(folder) if file.name.startswith("train-"))
 
 
 def _lines(shard: Path) -> int:
     try:
-        content = shard.read_bytes()
-        return (lzma.decompress(content) if shard.suffix == ".xz" else content).count(b"\n")
+        return read(shard).count(b"\n")
     except (OSError, lzma.LZMAError):
         return 0

@@ -26,7 +26,7 @@ from specrig.files import file_sha256, write_atomically
 from specrig.heads.base import TrainingError
 from specrig.heads.teacher import end_tokens, weight_files
 from specrig.models import hub
-from specrig.training import self_requests
+from specrig.training import self_requests, shared_shards
 from specrig.training.conversations import Conversations, Written, answer, ends_at
 from specrig.training.generate import Precision, Script, Writer, fastest
 from specrig.training.prompt_sources import SELF_LONG, WRITTEN_BY_TARGET
@@ -214,12 +214,11 @@ def _shared_texts(file: Path) -> list[Written]:
 
 def _texts_of(file: Path) -> list[Written]:
     """The texts of a shard. Raises ValueError, with the line, for a file that is none."""
-    content, found = file.read_bytes(), []
-    if file.suffix == ".xz":
-        try:
-            content = lzma.decompress(content)
-        except lzma.LZMAError as error:
-            raise ValueError(f" not compressed by xz, or cut off ({first_line(error)})") from error
+    found = []
+    try:
+        content = shared_shards.read(file)
+    except lzma.LZMAError as error:
+        raise ValueError(f" not compressed by xz, or cut off ({first_line(error)})") from error
     for at, line in enumerate(content.splitlines(), 1):
         try:
             found.append(_WRITTEN.validate_json(line))
