@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -142,3 +144,13 @@ def test_schema_writes_to_its_argument(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {
         f"{name}.schema.json" for name in ("study", "pairs", "tasks", "reported")
     }
+
+
+def test_a_process_with_a_model_starts_without_packages_that_transformers_alone_would_import() -> None:
+    program = (
+        "import sys; from specrig.cli import main; main(['--version']); "
+        "from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM; "
+        "print(*sorted({'scipy', 'sklearn'} & set(sys.modules)))"
+    )
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert found.stdout.split()[2:] == []

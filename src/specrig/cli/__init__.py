@@ -22,6 +22,7 @@ from specrig import __version__
 from specrig.cli import decode, doctor, measure, plan, report, run, serve, share, train
 from specrig.cli.arguments import INTERRUPTED
 from specrig.cli.examples import epilog
+from specrig.cli.imports import skip_unused
 from specrig.dag.interruption import MESSAGE
 from specrig.runtime.types import FallbackWarning
 from specrig.terminal import console
@@ -90,6 +91,7 @@ def main(arguments: list[str] | None = None) -> int:
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     _quiet_packages()
+    skip_unused()
     try:
         code = app(arguments, standalone_mode=False)
         if code == INTERRUPTED:  # typer has caught the signal
