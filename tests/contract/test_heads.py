@@ -322,6 +322,7 @@ def knowing(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         *((name, {}) for name in NEURAL if not name.startswith("draft_")),
         *((name, {"markov_rank": 8}) for name in ("medusa", "hydra", "p_eagle")),
+        ("medusa", {"projections": True}),
     ],
 )
 def test_a_head_learns_a_target_that_can_be_known(

@@ -4,6 +4,7 @@ acceptance.
 
 from __future__ import annotations
 
+import copy
 import json
 from itertools import pairwise
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
@@ -236,6 +238,33 @@ def test_a_bias_of_the_token_before_stands_in_the_checkpoint(
     logits = heads(hidden, 2)
     by_hand = logits[0, 1] + tensors["markov.lm_head.weight"] @ tensors["markov.embedding.weight"][5]
     torch.testing.assert_close(heads.biased(logits, 1, before)[0, 1], by_hand)
+
+
+@pytest.mark.parametrize("limited", [False, True])
+def test_projections_lead_to_the_models_own_lm_head(
+    counter: tuple[TrainedPair, list[list[float]]], tmp_path: Path, limited: bool
+) -> None:
+    """Also to that of a draft which drafts few tokens itself, not one of them the same."""
+    target, drafted = copy.copy(counter[0].target), torch.tensor([3, 5, 28])
+    whole = copy.copy(target.head)
+    if limited:
+        target.limit_vocabulary(torch.tensor([0, 9]))
+    config = checkpoint.heads_config(hidden=64, vocabulary=PERIOD, heads=2, drafted=3, projections=True)
+    tensors = checkpoint.random_tensors(config, seed=0) | {"token_map": drafted}
+    checkpoint.save(tmp_path, config, tensors)
+    assert not any("lm_head" in name for name in load_file(tmp_path / "model.safetensors"))
+    hidden = torch.randn(1, 64)
+    block = torch.nn.functional.linear(hidden, tensors["blocks.1.layers.0.weight"], tensors["blocks.1.layers.0.bias"])
+    state = (hidden + torch.nn.functional.silu(block)) @ tensors["projections.1.weight"].T
+    by_hand = whole(state)[:, drafted]
+    torch.testing.assert_close(checkpoint.load(tmp_path, target)(hidden, 2)[:, 1], by_hand)
+    refusal = MedusaRecipe.unloadable("vllm", json.loads((tmp_path / "config.json").read_text()))
+    assert refusal is not None and "projections: false" in refusal
+
+
+def test_projections_and_own_lm_heads_exclude_each_other() -> None:
+    with pytest.raises(ValidationError, match="leave out `own_lm_heads` or `projections`"):
+        MedusaRecipe(projections=True, own_lm_heads=True)
 
 
 @pytest.mark.parametrize("shared", [False, True])

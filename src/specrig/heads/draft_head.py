@@ -198,10 +198,11 @@ class DraftHead(Checkpoint, LlamaModel):
 
 def shared(target: CachedModel) -> tuple[Tensor, Linear]:
     """The target's embedding `[V, D]` and LM head: the same weights in a layer of its own, whose kernel is chosen for
-    itself.
+    itself. Of a draft that is limited to some tokens, all rows: such a draft was trained here, and its LM head is its
+    embedding.
     """
     if isinstance(target, LlamaModel):
-        return target.embedding, copy.copy(target.head)
+        return target.embedding, copy.copy(target.head) if target.drafted is None else Linear(target.embedding)
     model: Any = target.model  # type: ignore[attr-defined]
     output = model.get_output_embeddings()
     bias = output.bias.detach() if getattr(output, "bias", None) is not None else None

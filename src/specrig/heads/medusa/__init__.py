@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from specrig.heads.base import BIAS, Foreign, NeuralHead, Sizes
 from specrig.settings import Settings
@@ -68,29 +68,49 @@ class Medusa(DepthHeads):
     """Whether every head trains an LM head of its own, as the paper does; else all share the model's, frozen. Sharing
     learns slowly: SiLU is bounded below, so h + SiLU(Wh + b) can hardly lower any part of h. null: own ones for up to
     16,384 tokens to draft."""
+    projections: bool = False
+    """Whether every head maps its state before the model's LM head, which all share: what LM heads of their own begin
+    as, in a fraction of the weights. vLLM cannot load it."""
     joint: JointTraining = JointTraining()
     """How a `medusa2:` pair trains its model and its heads together."""
 
+    @model_validator(mode="after")
+    def _one_way_out(self) -> Medusa:
+        if self.projections and self.own_lm_heads:
+            raise ValueError("`projections` share the model's LM head: leave out `own_lm_heads` or `projections`")
+        return self
+
     def owns(self, drafted: int) -> bool:
         """Whether heads that can draft so many tokens have LM heads of their own."""
+        if self.projections:
+            return False
         return drafted <= _OWN if self.own_lm_heads is None else self.own_lm_heads
 
     def weights(self, sizes: Sizes) -> float:
-        """Of the blocks, and of the LM heads where each has its own."""
+        """Of the blocks and projections, and of the LM heads where each has its own."""
         drafted = self.drafted(sizes)
-        return float(
-            self.heads * sizes.hidden * (sizes.hidden + (drafted if self.owns(drafted) else 0))
-        ) + self.bias_weights(sizes)
+        own = self.heads * sizes.hidden * drafted if self.owns(drafted) else 0
+        return float(self._matrices(sizes) + own) + self.bias_weights(sizes)
 
     def active_parameters(self, sizes: Sizes) -> float:
-        """A block and an LM head each."""
-        heads = float(self.heads * sizes.hidden * (sizes.hidden + self.drafted(sizes)))
-        return heads + self.bias_multiplied(sizes)
+        """Besides, an LM head for each."""
+        output = self.heads * sizes.hidden * self.drafted(sizes)
+        return float(self._matrices(sizes) + output) + self.bias_multiplied(sizes)
+
+    def _matrices(self, sizes: Sizes) -> int:
+        return self.heads * sizes.hidden**2 * (2 if self.projections else 1)
 
     @classmethod
     def unloadable(cls, engine: str, config: Mapping[str, Any]) -> str | None:
-        """VLLM 0.32 misses `token_map` among what it has loaded, so it loads no heads of a reduced vocabulary."""
+        """VLLM 0.32 misses `token_map` among what it has loaded, so it loads no heads of a reduced vocabulary. It knows no
+        projections.
+        """
         whole = config.get("vocab_size", 0)
+        if engine == "vllm" and config.get("projections"):
+            return (
+                "vLLM cannot load Medusa heads with projections; train them with "
+                "`medusa: {projections: false, draft_vocabulary: null}`"
+            )
         if engine != "vllm" or (drafted := config.get("truncated_vocab_size") or whole) >= whole:
             return None
         return (

@@ -7,7 +7,8 @@ another head chose.
 
 Checkpoint (what vLLM loads): config.json of model type "medusa" and model.safetensors with `blocks.{i}.layers.0.weight`
 `[D, D]`, `.bias` `[D]` and `lm_heads.{i}.weight` `[Vd, D]`. With `original_lm_head` one `lm_head.weight` `[Vd, D]`
-serves all heads. With a reduced vocabulary (`truncated_vocab_size` Vd < V) `token_map` `[Vd]` int64 says which of the
+serves all heads. With `projections` the model's own LM head does, and each head has a `projections.{i}.weight` `[D, D]`
+before it, LM(P_i (h + SiLU(W_i h + b_i))); vLLM does not know these. With a reduced vocabulary (`truncated_vocab_size` Vd < V) `token_map` `[Vd]` int64 says which of the
 target's tokens each place stands for. With `markov_rank` there is a bias of the token before (`heads.markov`), which
 vLLM does not know. D hidden width, V vocabulary, Vd the heads', K heads.
 """
@@ -24,6 +25,7 @@ from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 from transformers import PreTrainedConfig
 
 from specrig.heads.checkpoint import Shapes
+from specrig.heads.draft_head import shared
 from specrig.heads.markov import biased
 from specrig.heads.measured import rates
 from specrig.heads.medusa.depth_heads import DepthHeads
@@ -59,21 +61,33 @@ class MedusaHeads(DepthHeads):
         found = DepthHeads.common_shapes(config)
         for head in range(K):
             found |= {f"blocks.{head}.layers.0.weight": (D, D), f"blocks.{head}.layers.0.bias": (D,)}
+        if getattr(config, "projections", False):
+            return found | {f"projections.{head}.weight": (D, D) for head in range(K)}
         if config.original_lm_head:
             return found | {"lm_head.weight": (V, D)}
         return found | {f"lm_heads.{head}.weight": (V, D) for head in range(K)}
 
     def take_weights(self, weights: dict[str, Tensor]) -> None:
-        """All residual blocks read the same h, so they are one matrix product. The LM heads read different states, so
-        they are not, unless one LM head serves all.
+        """All residual blocks read the same h, so they are one matrix product. Projections and LM heads read different
+        states, so they are not, unless one LM head serves all.
         """
         blocks = Linear(
             torch.cat([weights[f"blocks.{head}.layers.0.weight"] for head in range(self.count)]),
             torch.cat([weights[f"blocks.{head}.layers.0.bias"] for head in range(self.count)]),
         )
-        every = [f"lm_heads.{head}.weight" for head in range(self.count)]
-        outputs = [Linear(weights[name]) for name in ("lm_head.weight", *every) if name in weights]
-        self.blocks, *self.outputs = (layer.rounded(self.title) for layer in (blocks, *outputs))
+        self.blocks = blocks.rounded(self.title)
+        self.projections, own = self._each(weights, "projections"), self._each(weights, "lm_heads")
+        if self.projections:
+            _, output = shared(self.target)
+            own = [output if self.vocabulary is None else output.select_outputs(self.vocabulary)]
+        elif not own:
+            own = [Linear(weights["lm_head.weight"])]
+        self.outputs = [output.rounded(self.title) for output in own]
+
+    def _each(self, weights: dict[str, Tensor], part: str) -> list[Linear]:
+        """The heads' own matrices of that name; empty: they have none."""
+        names = [f"{part}.{head}.weight" for head in range(self.count)]
+        return [Linear(weights[name]).rounded(self.title) for name in names if name in weights]
 
     @torch.inference_mode()
     def __call__(self, hidden: Tensor, count: int) -> Tensor:
@@ -99,15 +113,22 @@ class MedusaHeads(DepthHeads):
         B, D = hidden.shape
         # h + SiLU(W_i h + b_i) of the first `count` heads: [B, count, D].
         states = hidden.unsqueeze(1) + F.silu(self.blocks(hidden).view(B, self.count, D)[:, :count])
-        if len(self.outputs) == 1:
-            return (self.outputs[0](states),)
-        return (torch.stack([self.outputs[head](states[:, head]) for head in range(count)], 1),)
+        if self.projections:
+            states = self._one_by_one(self.projections, states)
+        return (self.outputs[0](states) if len(self.outputs) == 1 else self._one_by_one(self.outputs, states),)
+
+    @staticmethod
+    def _one_by_one(layers: list[Linear], states: Tensor) -> Tensor:
+        """Every head's state `[B, count, D]` through a matrix of its own."""
+        return torch.stack([layers[head](states[:, head]) for head in range(states.shape[1])], 1)
 
 
-def heads_config(*, shared: bool = False, **sizes: Any) -> Any:
-    """See `DepthHeads.make_config`. shared: one LM head for all."""
+def heads_config(*, shared: bool = False, projections: bool = False, **sizes: Any) -> Any:
+    """See `DepthHeads.make_config`. shared: one LM head for all. projections: see `Medusa.projections`."""
+    noted: dict[str, Any] = {"projections": True} if projections else {}  # others read the config too
     return MedusaHeads.make_config(
         **sizes,
+        **noted,
         architectures=["MedusaModel"],
         num_hidden_layers=1,
         medusa_fc_bias=True,

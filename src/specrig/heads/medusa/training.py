@@ -163,19 +163,24 @@ def shares(counts: Tensor, evaluated: Tensor) -> list[float]:
 
 
 class Head(nn.Module):
-    """One head. The residual block starts at zero and the LM head as the model's, or as `MedusaLearner.start` says."""
+    """One head. The residual block starts at zero, the LM head as the model's and the projection as none, or as
+    `MedusaLearner.start` says.
+    """
 
-    def __init__(self, output: LMHead, own_lm_head: bool) -> None:
+    def __init__(self, output: LMHead, *, own_lm_head: bool, projected: bool) -> None:
         super().__init__()
         D = output.weight.shape[1]
         self.weight = nn.Parameter(torch.zeros(D, D))
         self.bias = nn.Parameter(torch.zeros(D))
         self.lm_head = nn.Parameter(output.weight.float().clone()) if own_lm_head else None
+        self.projection = nn.Parameter(torch.eye(D)) if projected else None
 
     def forward(self, hidden: Tensor, output: LMHead) -> Tensor:
         """Hidden states `[..., D]` -> logits `[..., Vd]`; `output` is the model's LM head."""
         hidden = hidden.to(self.bias.dtype)
         state = hidden + F.silu(F.linear(hidden, self.weight, self.bias))
+        if self.projection is not None:
+            state = F.linear(state, self.projection)
         return output(state) if self.lm_head is None else F.linear(state, self.lm_head)
 
 
@@ -191,17 +196,24 @@ class MedusaLearner(DepthLearner):
     ) -> None:
         super().__init__(settings, model, teacher, vocabulary, seed)
         self.shared = not settings.owns(len(self.output.weight))
-        self.heads = nn.ModuleList(Head(self.output, not self.shared) for _ in range(settings.heads))
+        own, projected = not self.shared, settings.projections
+        self.heads = nn.ModuleList(
+            Head(self.output, own_lm_head=own, projected=projected) for _ in range(settings.heads)
+        )
 
     def inputs(self, head: int, states: Tensor, tokens: Tensor, at: Tensor) -> Tensor:
         """See `DepthLearner`; Medusa reads no tokens."""
         return states[at[:, 0], at[:, 1]]
 
     def start(self, head: int, linear: Tensor) -> None:
-        """See `DepthLearner`: an LM head of its own takes the map; with a shared one it begins as the model."""
-        lm_head = self.heads[head].lm_head
+        """See `DepthLearner`: an LM head of its own or the projection takes the map; without both, it begins as the
+        model.
+        """
+        lm_head, projection = self.heads[head].lm_head, self.heads[head].projection
         if isinstance(lm_head, Tensor):
             lm_head.copy_(self.output.weight.float() @ linear)
+        elif isinstance(projection, Tensor):
+            projection.copy_(linear)
 
     def logits(self, head: int, states: Tensor, tokens: Tensor, at: Tensor) -> Tensor:
         """See `DepthLearner`."""
@@ -228,10 +240,14 @@ class MedusaLearner(DepthLearner):
             found |= {f"blocks.{index}.layers.0.weight": head.weight, f"blocks.{index}.layers.0.bias": head.bias}
             if head.lm_head is not None:
                 found[f"lm_heads.{index}.weight"] = head.lm_head
-        return found | ({"lm_head.weight": self.output.weight} if self.shared else {})
+            if head.projection is not None:
+                found[f"projections.{index}.weight"] = head.projection
+        stored = self.shared and not self.settings.projections
+        return found | ({"lm_head.weight": self.output.weight} if stored else {})
 
     def save(self, folder: Path) -> None:
         """See `Learner`."""
         measured = {"accuracy": self.ranks, "first": self.first}
-        config = checkpoint.heads_config(**self.sizes(), shared=self.shared, measured=measured)
+        parts = {"shared": self.shared, "projections": self.settings.projections}
+        config = checkpoint.heads_config(**self.sizes(), **parts, measured=measured)
         checkpoint.save(folder, config, self.tensors())
