@@ -12,10 +12,16 @@ from safetensors.torch import load_file, save_file
 from specrig.corpus.trained_on import trained_on
 from specrig.engines.head_copies import understood
 from specrig.heads.base import TrainingError
-from specrig.heads.checkpoint import is_rounded, packed, read
+from specrig.heads.checkpoint import read
+from specrig.models.gate import check_vocabulary
 from specrig.provenance.environment import TRAINED_FOR
+from specrig.runtime.eight_bits import is_rounded, packed
+from specrig.runtime.whole import load_whole
 from specrig.sharing.weights import pack_weights
 from specrig.study.load import load_study
+from specrig.training import llama
+from specrig.training.llama import Llama
+from specrig.training.recipe import Shape
 
 STUDY = Path(__file__).parents[2] / "configs/embedded.yaml"
 
@@ -78,8 +84,6 @@ def test_a_card_says_what_the_weights_are(tmp_path: Path, monkeypatch: pytest.Mo
     assert "0.0 MB in bfloat16" in card
     small = pack_weights(study, "embedded", "medusa", tmp_path / "small", "Apache-2.0", eight_bits=True)
     assert "in 8 bits" in (small / "README.md").read_text() and is_rounded(small) and not is_rounded(folder)
-    with pytest.raises(TrainingError, match="leave --eight-bits out"):
-        pack_weights(study, "embedded", "draft", tmp_path / "small", "Apache-2.0", eight_bits=True)
     for file in ("models/embedded/medusa/training.jsonl", "models/embedded/text.safetensors", "tables/cells.csv"):
         whole = (study.root / file).read_bytes()
         for content in (b"", b"[" * 100_000, b"\xff\xfe"):
@@ -113,3 +117,29 @@ def test_matrices_of_8_bits_are_read_as_they_were_and_other_engines_get_them_who
     )
     save_file({"norm.weight": tensors["norm.weight"]}, tmp_path / "model.safetensors")
     assert understood("vllm", "eagle3", tmp_path) == tmp_path, "nothing is copied that every engine knows"
+
+
+def test_a_draft_of_8_bits_loads_like_any_other_and_has_its_targets_tokenizer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = load_study(STUDY)
+    monkeypatch.setattr(type(study), "root", tmp_path / "results")
+    draft = study.root / "models/embedded/draft"
+    draft.mkdir(parents=True)
+    model = Llama(Shape(layers=1, hidden=32, heads=2, intermediate=48, context=64), 40).initialise(0)
+    llama.save(model, draft, (0,), torch.tensor([3, 9]))
+    (draft / "tokenizer.json").write_text("{}")
+    (draft / TRAINED_FOR).write_text(json.dumps({"target": "a target", "identity": "ab12"}))
+    (draft / "training.jsonl").write_text(json.dumps({"step": 1, "tokens": 10, "seconds": 1.0, "loss": 2.0}) + "\n")
+    names = {"train.tokens": torch.int64, "train.written": torch.bool}
+    text = {name: torch.ones(2, 5, dtype=dtype) for name, dtype in names.items()}
+    save_file(text | {"train.requests": torch.tensor([7], dtype=torch.uint64)}, draft.parent / "text.safetensors")
+    folder = pack_weights(study, "embedded", "draft", tmp_path / "weights", "Apache-2.0", eight_bits=True)
+    assert not list(folder.glob("tokenizer*")) and "in 8 bits" in (folder / "README.md").read_text()
+    check_vocabulary("no/target", str(folder))
+    assert (folder / "model.safetensors").stat().st_size < 0.4 * (draft / "model.safetensors").stat().st_size
+    tokens = torch.tensor([[3, 17, 4, 9]])
+    expected = load_whole(str(draft))(tokens).logits
+    for found in (load_whole(str(folder)), load_whole(str(understood("vllm", "draft_model", folder)))):
+        assert (found(tokens).logits - expected).abs().max() < 0.02 * expected.abs().max()
+        assert found.config.specrig == {"drafted": [3, 9], "tokenizer": "target"}

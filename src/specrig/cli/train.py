@@ -153,7 +153,7 @@ def pack_weights(
     model: Annotated[str, typer.Option(help="draft or a head")],
     to: Annotated[Path, typer.Option(help="Folder of the pair's weights, e.g. weights/smollm2_135m")],
     licence: Annotated[str, typer.Option(help="SPDX identifier, the target's licence")],
-    eight_bits: Annotated[bool, typer.Option("--eight-bits", help="Round a head's matrices to 8 bits")] = False,
+    eight_bits: Annotated[bool, typer.Option("--eight-bits", help="Round matrices to 8 bits")] = False,
 ) -> None:
     """Write a trained draft or head as a folder to give away: half the size or a quarter, with a card."""
     from specrig.sharing.weights import pack_weights as pack

@@ -1,4 +1,4 @@
-"""Copies of heads for engines that do not know all of a checkpoint: parts of ours, and matrices of 8 bits."""
+"""Copies of drafts and heads for engines that do not know all of a checkpoint: parts of ours, and matrices of 8 bits."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from specrig.models.gate import json_object
 
 
 def understood(engine: str, method: str, folder: Path) -> Path:
-    """A head's folder as the engine loads it for a method: itself, or a copy that lasts as long as this process."""
-    from specrig.heads.checkpoint import is_rounded
+    """A draft's or head's folder as the engine loads it for a method: itself, or a copy that lasts as long as this process."""
+    from specrig.runtime.eight_bits import is_rounded
 
     unknown = foreign(engine)[method].unknown
     rounded = (folder / "model.safetensors").is_file() and is_rounded(folder)

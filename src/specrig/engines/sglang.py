@@ -107,7 +107,7 @@ class Sglang(HttpEngine):
         own = {name: cell.options[name] for name in known.renamed if name in cell.options}
         width, nodes = own.get("top_k", 1), own.get("nodes", cell.k)
         source = pair.sources[part]
-        if part in pair.heads and Path(source, "config.json").is_file():
+        if Path(source, "config.json").is_file():
             source = str(understood("sglang", cell.method, Path(source)))
         found += ["--speculative-draft-model-path", source]
         found += ["--speculative-draft-model-revision", pair.revisions[part]] if part in pair.revisions else []

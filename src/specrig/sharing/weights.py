@@ -1,7 +1,7 @@
 """`specrig pack-weights`: a trained draft or head as a folder to give away, with a card that says what it is.
 
-The weights are stored in bfloat16, half of what a training writes, or those of a head in 8 bits, a quarter. The card
-holds what the training's own files say: text, steps, hours, held-out acceptance; and where a study measured the model,
+The weights are stored in bfloat16, half of what a training writes, or in 8 bits, a quarter, which only SpecRig reads.
+The card holds what the training's own files say: text, steps, hours, held-out acceptance; and where a study measured the model,
 its acceptance length and speedup. Beside it lies the list of requests that the model learnt from, so that nobody
 evaluates with them.
 """
@@ -29,11 +29,12 @@ from specrig.decoding.drafters import registry
 from specrig.errors import with_type
 from specrig.files import file_sha256
 from specrig.heads.base import TrainingError
-from specrig.heads.checkpoint import is_rounded, packed, read
+from specrig.heads.checkpoint import read
 from specrig.provenance.environment import TRAINED_FOR, processor
 from specrig.provenance.trained_for import WEIGHTS, noted
 from specrig.results.grid import measured, number
 from specrig.results.labels import DISTURBED_NOTE
+from specrig.runtime.eight_bits import is_rounded, packed
 from specrig.study.study import Study
 from specrig.training.stages import FILES, TEXT
 from specrig.training.target_text import requests_of
@@ -44,13 +45,9 @@ CARD = "README.md"
 def pack_weights(study: Study, pair: str, model: str, to: Path, licence: str, *, eight_bits: bool = False) -> Path:
     """Write the model that a study has trained for a pair to the folder `to`/`model`, and return it.
 
-    licence: an SPDX identifier, the target's. eight_bits: round a head's matrices (`heads.checkpoint.packed`). Raises
-    TrainingError where the study has not trained it, and for a draft of 8 bits, which transformers could not load.
+    licence: an SPDX identifier, the target's. eight_bits: round matrices (`runtime.eight_bits`); a draft then has no
+    tokenizer but the target's. Raises TrainingError where the study has not trained it.
     """
-    if eight_bits and model == "draft":
-        raise TrainingError(
-            "a draft is stored as transformers loads it: leave --eight-bits out; heads alone may have it"
-        )
     models = study.root / "models" / pair
     source, folder = models / model, to / model
     lacking = [name for name in (*FILES, TRAINED_FOR) if not (source / name).is_file()]
@@ -63,9 +60,13 @@ def pack_weights(study: Study, pair: str, model: str, to: Path, licence: str, *,
     with _reading(source / WEIGHTS):
         found = load_file(source / WEIGHTS)
     save_file(packed(found, eight_bits=eight_bits), folder / WEIGHTS, metadata={"format": "pt"})
-    for file in source.iterdir():
-        if file.suffix == ".json":  # its config, its target, of a draft its tokenizer
+    for file in source.glob("*.json"):  # its config, its target, of a draft its tokenizer
+        if not (eight_bits and file.name.startswith("tokenizer")):
             shutil.copyfile(file, folder / file.name)
+    if eight_bits and model == "draft":
+        config = json.loads((source / "config.json").read_bytes())
+        config["specrig"] = config.get("specrig", {}) | {"tokenizer": "target"}
+        (folder / "config.json").write_text(json.dumps(config) + "\n", encoding="utf-8")
     with _reading(models / TEXT):
         learnt = requests_of(models).union(*map(trained_on, study.training.initial(model)))
     write_trained_on(folder, learnt)

@@ -32,7 +32,9 @@ def _model(cell: Cell, pair: PairFiles, part: str) -> dict[str, Any]:
             raise EngineError(
                 f"pair {pair.name}: {cell.method} needs a draft and the pair names none; fill the column in pairs.tsv"
             )
-        return {"model": pair.draft, "draft_tensor_parallel_size": pair.tensor_parallel, **revision}
+        local = (Path(pair.draft) / "config.json").is_file()
+        draft = str(understood("vllm", cell.method, Path(pair.draft))) if local else pair.draft
+        return {"model": draft, "draft_tensor_parallel_size": pair.tensor_parallel, **revision}
     if part not in pair.heads:
         raise EngineError(f"pair {pair.name}: no trained {part} head")
     folder = Path(pair.heads[part])
