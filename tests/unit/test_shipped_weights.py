@@ -64,7 +64,7 @@ def test_the_default_studys_methods_draft_for_its_model(tmp_path: Path, monkeypa
     manifest = json.loads((ROOT / "weights/smollm2_135m/text" / MANIFEST).read_text())
     assert manifest["target"] == [file_sha256(file) for file in weight_files(target)], "who wrote the text in weights/"
     heads = {name: Path(folder) for name, folder in row.head_folders.items()}
-    engine = Native(PairFiles(row.pair, str(target), dtype=row.dtype, heads=heads))
+    engine = Native(PairFiles(row.pair, str(target), row.draft, dtype=row.dtype, heads=heads))
     tokenizer = engine.weights.tokenizer
     prompts = [
         tokenizer.apply_chat_template(
@@ -76,7 +76,7 @@ def test_the_default_studys_methods_draft_for_its_model(tmp_path: Path, monkeypa
     tree = {"nodes": "auto"}
     for method, k, own in (
         ("autoregressive", 0, {}), ("p_eagle", 3, {}), ("p_eagle", 4, tree), ("suffix_p_eagle", 8, {"draft_nodes": 5}),
-        ("hydra", 4, tree), ("medusa", 4, tree),
+        ("hydra", 4, tree), ("medusa", 4, tree), ("draft_model", 4, {}),
     ):  # fmt: skip
         options = registry()[method].Options.model_validate(own).model_dump()
         cell = Cell(

@@ -12,9 +12,13 @@ from specrig.models.gate import json_object
 
 
 def understood(engine: str, method: str, folder: Path) -> Path:
-    """A draft's or head's folder as the engine loads it for a method: itself, or a copy that lasts as long as this process."""
+    """A draft's or head's folder as the engine loads it for a method: itself, or a copy that lasts as long as this
+    process. Names on the hub stay as they are.
+    """
     from specrig.runtime.eight_bits import is_rounded
 
+    if not (folder / "config.json").is_file():
+        return folder
     unknown = foreign(engine)[method].unknown
     rounded = (folder / "model.safetensors").is_file() and is_rounded(folder)
     known = json_object(folder / "config.json").keys().isdisjoint(unknown)

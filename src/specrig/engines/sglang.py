@@ -106,10 +106,8 @@ class Sglang(HttpEngine):
             )
         own = {name: cell.options[name] for name in known.renamed if name in cell.options}
         width, nodes = own.get("top_k", 1), own.get("nodes", cell.k)
-        source = pair.sources[part]
-        if Path(source, "config.json").is_file():
-            source = str(understood("sglang", cell.method, Path(source)))
-        found += ["--speculative-draft-model-path", source]
+        source = understood("sglang", cell.method, Path(pair.sources[part]))
+        found += ["--speculative-draft-model-path", str(source)]
         found += ["--speculative-draft-model-revision", pair.revisions[part]] if part in pair.revisions else []
         found += ["--speculative-num-steps", str(cell.k), "--speculative-eagle-topk", str(width)]
         return [*found, "--speculative-num-draft-tokens", str(nodes + 1)]

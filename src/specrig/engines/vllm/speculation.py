@@ -32,9 +32,8 @@ def _model(cell: Cell, pair: PairFiles, part: str) -> dict[str, Any]:
             raise EngineError(
                 f"pair {pair.name}: {cell.method} needs a draft and the pair names none; fill the column in pairs.tsv"
             )
-        local = (Path(pair.draft) / "config.json").is_file()
-        draft = str(understood("vllm", cell.method, Path(pair.draft))) if local else pair.draft
-        return {"model": draft, "draft_tensor_parallel_size": pair.tensor_parallel, **revision}
+        draft = understood("vllm", cell.method, Path(pair.draft))
+        return {"model": str(draft), "draft_tensor_parallel_size": pair.tensor_parallel, **revision}
     if part not in pair.heads:
         raise EngineError(f"pair {pair.name}: no trained {part} head")
     folder = Path(pair.heads[part])
@@ -43,8 +42,7 @@ def _model(cell: Cell, pair: PairFiles, part: str) -> dict[str, Any]:
         config = json_object(folder / "config.json")
         if why := heads()[part].unloadable("vllm", config):
             raise EngineError(f"pair {pair.name}: {why}")
-        folder = understood("vllm", cell.method, folder)
-    return {"model": str(folder), **revision}
+    return {"model": str(understood("vllm", cell.method, folder)), **revision}
 
 
 def speculation_of(cell: Cell, pair: PairFiles, draft_sampling: str) -> dict[str, Any]:

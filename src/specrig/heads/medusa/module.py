@@ -7,10 +7,10 @@ another head chose.
 
 Checkpoint (what vLLM loads): config.json of model type "medusa" and model.safetensors with `blocks.{i}.layers.0.weight`
 `[D, D]`, `.bias` `[D]` and `lm_heads.{i}.weight` `[Vd, D]`. With `original_lm_head` one `lm_head.weight` `[Vd, D]`
-serves all heads. With `projections` the model's own LM head does, and each head has a `projections.{i}.weight` `[D, D]`
-before it, LM(P_i (h + SiLU(W_i h + b_i))); vLLM does not know these. With a reduced vocabulary (`truncated_vocab_size` Vd < V) `token_map` `[Vd]` int64 says which of the
-target's tokens each place stands for. With `markov_rank` there is a bias of the token before (`heads.markov`), which
-vLLM does not know. D hidden width, V vocabulary, Vd the heads', K heads.
+serves all heads. With `projections` the model's own LM head does, behind a `projections.{i}.weight` P_i `[D, D]` of
+each head: LM(P_i (h + SiLU(W_i h + b_i))). With a reduced vocabulary (`truncated_vocab_size` Vd < V) `token_map` `[Vd]`
+int64 says which of the target's tokens each place stands for. With `markov_rank` there is a bias of the token before
+(`heads.markov`). VLLM knows neither projections nor the bias. D hidden width, V vocabulary, Vd the heads', K heads.
 """
 
 from __future__ import annotations
