@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
+from os import PathLike
 
 import torch
 from safetensors import safe_open
@@ -37,7 +37,7 @@ def restored(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-def is_rounded(folder: Path) -> bool:
+def is_rounded(folder: PathLike[str]) -> bool:
     """Whether the folder's model.safetensors has matrices of 8 bits, which no other program knows."""
-    with safe_open(folder / "model.safetensors", "pt") as file:
+    with safe_open(f"{folder}/model.safetensors", "pt") as file:
         return any(name.endswith(SCALE) for name in file.keys())  # noqa: SIM118 - it is no mapping
