@@ -27,7 +27,7 @@ from specrig.sharing.published_pairs import PublishedPair, published_pairs
 
 INDEX, FIGURE, PAGE = "README.md", "headline.svg", "index.html"
 """The files that `write_gallery` writes."""
-LEAST = 2
+LEAST = 3
 """A pair with fewer methods is left out of the figure, unless there are no others."""
 COLUMNS = 2
 
