@@ -15,8 +15,8 @@ from specrig.heads.base import TrainingError
 from specrig.heads.checkpoint import read
 from specrig.models.gate import check_vocabulary
 from specrig.provenance.environment import TRAINED_FOR
-from specrig.runtime.eight_bits import is_rounded, packed
-from specrig.runtime.whole import load_whole
+from specrig.runtime.eight_bits import packed
+from specrig.runtime.whole import is_rounded, load_whole
 from specrig.sharing.weights import pack_weights
 from specrig.study.load import load_study
 from specrig.training import llama

@@ -9,20 +9,18 @@ from tempfile import TemporaryDirectory
 
 from specrig.engines.base import foreign
 from specrig.models.gate import json_object
+from specrig.runtime.whole import is_rounded
 
 
 def understood(engine: str, method: str, folder: Path) -> Path:
     """A draft's or head's folder as the engine loads it for a method: itself, or a copy that lasts as long as this
     process. Names on the hub stay as they are.
     """
-    from specrig.runtime.eight_bits import is_rounded
-
     if not (folder / "config.json").is_file():
         return folder
     unknown = foreign(engine)[method].unknown
-    rounded = (folder / "model.safetensors").is_file() and is_rounded(folder)
     known = json_object(folder / "config.json").keys().isdisjoint(unknown)
-    return folder if known and not rounded else Path(_without(folder, unknown).name)
+    return folder if known and not is_rounded(folder) else Path(_without(folder, unknown).name)
 
 
 @cache

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from os import PathLike
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 SCALE = "_scale"
@@ -35,9 +33,3 @@ def restored(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         for name, tensor in tensors.items()
         if name not in scales
     }
-
-
-def is_rounded(folder: PathLike[str]) -> bool:
-    """Whether the folder's model.safetensors has matrices of 8 bits, which no other program knows."""
-    with safe_open(f"{folder}/model.safetensors", "pt") as file:
-        return any(name.endswith(SCALE) for name in file.keys())  # noqa: SIM118 - it is no mapping

@@ -13,16 +13,28 @@ def load_whole(source: str, **options: Any) -> Any:
     from safetensors.torch import load_file
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
 
-    from specrig.runtime.eight_bits import is_rounded, restored
+    from specrig.runtime.eight_bits import restored
 
     options["output_loading_info"] = True
-    weights = Path(source).expanduser() / "model.safetensors"
-    if weights.is_file() and is_rounded(weights.parent):
-        config = AutoConfig.from_pretrained(source)
+    if is_rounded(folder := Path(source)):
+        config, tensors = AutoConfig.from_pretrained(source), restored(load_file(folder / "model.safetensors"))
         kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-        model, found = kind.from_pretrained(None, config=config, state_dict=restored(load_file(weights)), **options)
+        model, found = kind.from_pretrained(None, config=config, state_dict=tensors, **options)
     else:
         model, found = AutoModelForCausalLM.from_pretrained(source, **options)
     if lacking := sorted(found["missing_keys"]):
         raise ValueError(f"it lacks {', '.join(lacking[:3])}{' and more' if len(lacking) > 3 else ''}")
     return model
+
+
+def is_rounded(folder: Path) -> bool:
+    """Whether the folder has a model.safetensors with matrices of 8 bits, which no other program knows."""
+    from safetensors import safe_open
+
+    from specrig.runtime.eight_bits import SCALE
+
+    weights = folder / "model.safetensors"
+    if not weights.is_file():
+        return False
+    with safe_open(weights, "pt") as file:
+        return any(name.endswith(SCALE) for name in file.keys())  # noqa: SIM118 - it is no mapping

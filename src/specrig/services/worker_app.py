@@ -79,8 +79,8 @@ def _loaded(kind: str, serving: Serving) -> tuple[Worker, dict[str, Any]]:
         if serving.vocabulary > model.vocab_size:
             raise ServingError(f"--vocabulary {serving.vocabulary}: {serving.model} has {model.vocab_size} tokens")
         model.vocab_size = serving.vocabulary
-    nothing = serving.random_weights or gate.targets_tokenizer(serving.model)
-    known = None if nothing else vocabulary_digest(gate.vocabulary(serving.model, serving.revision))
+    own = not (serving.random_weights or gate.targets_tokenizer(serving.model))
+    known = vocabulary_digest(gate.vocabulary(serving.model, serving.revision)) if own else None
     about = {
         "model": serving.model,
         "revision": serving.revision,

@@ -29,6 +29,8 @@ INDEX, FIGURE, PAGE = "README.md", "headline.svg", "index.html"
 """The files that `write_gallery` writes."""
 LEAST = 2
 """A pair with fewer methods is left out of the figure, unless there are no others."""
+MOST = 15
+"""So many pairs are in the figure, those with most methods: pages load it whole."""
 COLUMNS = 2
 
 
@@ -50,7 +52,7 @@ def draw_figure(pairs: Sequence[PublishedPair], path: Path) -> Path:
     Writes SVG on white to `path`, the same bytes for the same records; returns `path`.
     """
     panels = [pair for pair in pairs if len(pair.speedups) >= LEAST] or list(pairs)
-    panels = sorted(panels, key=lambda pair: len(pair.speedups), reverse=True)[:15]  # a light picture
+    panels = sorted(panels, key=lambda pair: len(pair.speedups), reverse=True)[:MOST]
     columns = min(len(panels), COLUMNS)
     # Inches of each line of panels: its first panel has the most bars.
     heights = [0.29 * len(pair.speedups) + 1.6 for pair in panels[::columns]]

@@ -1,9 +1,9 @@
 """`specrig pack-weights`: a trained draft or head as a folder to give away, with a card that says what it is.
 
 The weights are stored in bfloat16, half of what a training writes, or in 8 bits, a quarter, which only SpecRig reads.
-The card holds what the training's own files say: text, steps, hours, held-out acceptance; and where a study measured the model,
-its acceptance length and speedup. Beside it lies the list of requests that the model learnt from, so that nobody
-evaluates with them.
+The card holds what the training's own files say: text, steps, hours, held-out acceptance; and where a study measured
+the model, its acceptance length and speedup. Beside it lies the list of requests that the model learnt from, so that
+nobody evaluates with them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from specrig.provenance.environment import TRAINED_FOR, processor
 from specrig.provenance.trained_for import WEIGHTS, noted
 from specrig.results.grid import measured, number
 from specrig.results.labels import DISTURBED_NOTE
-from specrig.runtime.eight_bits import is_rounded, packed
+from specrig.runtime.eight_bits import packed
+from specrig.runtime.whole import is_rounded
 from specrig.study.study import Study
 from specrig.training.stages import FILES, TEXT
 from specrig.training.target_text import requests_of
@@ -64,7 +65,8 @@ def pack_weights(study: Study, pair: str, model: str, to: Path, licence: str, *,
         if not (eight_bits and file.name.startswith("tokenizer")):
             shutil.copyfile(file, folder / file.name)
     if eight_bits and model == "draft":
-        config = json.loads((source / "config.json").read_bytes())
+        with _reading(source / "config.json"):
+            config = json.loads((source / "config.json").read_bytes())
         config["specrig"] = config.get("specrig", {}) | {"tokenizer": "target"}
         (folder / "config.json").write_text(json.dumps(config) + "\n", encoding="utf-8")
     with _reading(models / TEXT):
