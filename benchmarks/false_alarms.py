@@ -32,7 +32,9 @@ from specrig.engines.native import Native
 Floats = NDArray[np.float64]
 LEVELS = (0.05, 0.01, 0.001)
 STUDIES = {"configs/embedded.yaml": (16, 18, 576), "configs/smollm2.yaml": (19, 12, 768)}
-"""Study -> its exact audits of lossless methods, its rows of per-position uniformity, and the tokens of each such row."""
+"""Study, as it was when the tables were made -> its exact audits of lossless methods, its rows of per-position uniformity,
+and the tokens of each such row.
+"""
 STRICTEST = FAMILY_WISE / sum(STUDIES["configs/embedded.yaml"][:2])
 """The level at which the smallest p-value of the default study is judged."""
 
