@@ -25,7 +25,7 @@ from specrig.training import llama
 from specrig.training.llama import Llama
 from specrig.training.recipe import Distillation, Recipe
 from specrig.training.run import Run, training
-from specrig.training.states import StoredStates
+from specrig.training.states import states_of
 from specrig.training.target_text import frequent, present, read_text, row_batches, training_key
 from specrig.training.tokenizer import load_tokenizer
 from specrig.training.trainer import PackedText, tokenize, train, training_device
@@ -129,6 +129,6 @@ def _mixed(
         for _ in range(switch * settings.accumulate):
             tokens = next(packed)
             yield Texts(tokens, torch.ones_like(tokens, dtype=torch.bool)), None
-    hidden = StoredStates(run.folder, target, teacher, own)  # once: its sequences come up several times
+    hidden = states_of(run.folder, target, teacher, own)
     for rows in row_batches(len(own.tokens), together, recipe.seed + 2):
         yield Texts(own.tokens[rows], own.written[rows]), hidden[rows][:, :-1]

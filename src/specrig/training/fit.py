@@ -21,7 +21,7 @@ from specrig.runtime.types import DecodingError
 from specrig.training.optimizer import Optimizer
 from specrig.training.recipe import Optimisation, Recipe
 from specrig.training.run import Curve, Run, model_folder, training
-from specrig.training.states import LiveStates, StoredStates
+from specrig.training.states import LiveStates, states_of
 from specrig.training.target_text import (
     TargetText,
     frequent,
@@ -136,10 +136,9 @@ def learn(
     settings, seed, text, where = learner.settings, lesson.recipe.seed, lesson.text, learner.model.where
     texts = with_corpus(text.train, settings.corpus_sequences, lesson.corpus_dir, lesson.target, seed + 3)
 
-    def stored(folder: Path, model: Teacher, read: Texts, aux_layers: tuple[int, ...] = ()) -> StoredStates:
-        return StoredStates(run.folder, folder, model, read, aux_layers)
+    def stored(folder: Path, model: Teacher, read: Texts, aux_layers: tuple[int, ...] = ()) -> States:
+        return states_of(run.folder, folder, model, read, aux_layers)
 
-    # Once: a step then costs the head alone.
     reads = learner.teacher if learner.reads_teacher else learner.model
     folder = lesson.target if learner.reads_teacher else lesson.of
     states = stored(folder, reads, texts, learner.aux_layers)

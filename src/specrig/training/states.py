@@ -1,4 +1,5 @@
-"""A model's states of the texts that heads learn from: computed once, kept on disk in shards, read a batch at a time.
+"""A model's states of the texts that heads learn from. On a CPU: computed once, kept on disk in shards, read a batch at
+a time. On a GPU: computed at each read, which takes less time there than reading them.
 
 So memory holds one shard at most, whatever the text, and a training that was cut finds the shards it has made. Those of
 moderate size are kept beside the pair's models, so that its other trainings find them too.
@@ -28,8 +29,8 @@ from specrig.training.run import STATES
 from specrig.training.target_text import read_text, with_corpus
 from specrig.training.trainer import training_device
 
-TOKENS = {"cpu": 1024, "cuda": 1 << 15}
-"""Tokens that go through the model together: few on a CPU, so that their states stay in its cache."""
+TOKENS = 1024
+"""Tokens that go through the model together: few, so that their states stay in the processor's cache."""
 SHARD = 1 << 28
 """Bytes of a shard at most, but for one of a single text."""
 TEXTS = 16
@@ -43,7 +44,8 @@ all.
 def prepare(
     recipe: Recipe, corpus_dir: Path, models: Path, target: Path, trained: Collection[str], device: str = "cpu"
 ) -> None:
-    """Compute, in one pass over the texts, the states that the trainings of the models `trained` of a pair will read.
+    """Compute, in one pass over the texts, the states that the trainings of the models `trained` of a pair will read;
+    none on a GPU.
 
     models: the pair's folder, in which the target's text is; target: the folder of the target. States that are too
     large to be kept are left to the trainings.
@@ -51,9 +53,10 @@ def prepare(
     kinds = heads.registry()
     readers = [recipe.head(name) for name in trained if name in kinds and issubclass(kinds[name], NeuralHead)]
     counts = {reader.corpus_sequences for reader in readers} | ({0} if "draft" in trained else set())
-    if not counts:
+    where = training_device(device)
+    if not counts or not stores(where):
         return
-    text, teacher = read_text(models), load_teacher(target, training_device(device))
+    text, teacher = read_text(models), load_teacher(target, where)
     aux_layers = tuple(sorted({layer for reader in readers for layer in reader.aux_layers(teacher.layers)}))
     read = [with_corpus(text.train, count, corpus_dir, target, recipe.seed + 3) for count in sorted(counts)]
     if 2 * read[-1].tokens.numel() * teacher.hidden * (len(aux_layers) + 1) <= KEPT:
@@ -61,9 +64,23 @@ def prepare(
             StoredStates(models / "states", target, teacher, texts, aux_layers)
 
 
+def stores(where: torch.device) -> bool:
+    """Whether states are kept on disk for trainings on this device."""
+    return where.type == "cpu"
+
+
+def states_of(
+    run: Path, model: Path, teacher: Teacher, texts: Texts, aux_layers: tuple[int, ...] = ()
+) -> StoredStates | LiveStates:
+    """The states of a frozen model, for a training. See `StoredStates` for the arguments."""
+    if stores(teacher.where):
+        return StoredStates(run, model, teacher, texts, aux_layers)
+    return LiveStates(teacher, texts.tokens, aux_layers)
+
+
 @dataclass(frozen=True, slots=True)
 class LiveStates:
-    """States of texts `[N, T]` of a model that learns: computed when they are read."""
+    """States of texts `[N, T]`, computed when they are read; those behind the end of a text are no zeros."""
 
     model: Teacher
     texts: Tensor
@@ -71,7 +88,8 @@ class LiveStates:
 
     def __getitem__(self, rows: Tensor) -> Tensor:
         """See `StoredStates`."""
-        return self.model.states(moved(self.texts[rows], self.model.where), self.aux_layers)
+        found = self.model.states(moved(self.texts[rows], self.model.where), self.aux_layers)
+        return found.to(self.model.products)
 
 
 class StoredStates:
@@ -120,7 +138,7 @@ class StoredStates:
         """
         aux_layers = tuple(layer for layer in lacking if layer is not None)
         made = {layer: torch.zeros(*texts.shape, teacher.hidden, dtype=torch.bfloat16) for layer in (*aux_layers, None)}
-        for rows in _alike(lengths, TOKENS[self.where.type]):
+        for rows in _alike(lengths, TOKENS):
             longest = int(lengths[rows].max())
             found = teacher.states(moved(texts[rows, :longest], self.where), aux_layers).cpu()
             found[torch.arange(longest) >= lengths[rows].unsqueeze(1)] = 0
