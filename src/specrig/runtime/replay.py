@@ -90,6 +90,7 @@ class Replay:
     def clear(self) -> None:
         """Forget every recording; to be called when a tensor that they read or write has moved."""
         self._recordings.clear()
+        self._pool = None  # CUDA frees a pool with its last recording, and refuses it afterwards
 
     def record(self, function: Function, inputs: list[Tensor]) -> Recording:
         """Capture `function` on these inputs. Raises RuntimeError where CUDA refuses."""
