@@ -247,3 +247,24 @@ def test_float32_logits_are_those_of_the_hidden_states_as_they_are(direct: bool,
     eagle.initialise(tmp_path / "eagle", model.config, seed=1)
     head = eagle.load(tmp_path / "eagle", model)
     assert head.head(hidden).equal(logits), "EAGLE's head reads the same LM head"
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2])
+def test_an_attention_kernel_lays_its_result_out_as_it_likes(kv_heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU's kernels put the heads behind the tokens, a processor's before them."""
+    model = cached_model(random_llama(40, kv_heads=kv_heads))
+    model.pad_passes()
+    kernel = torch.nn.functional.scaled_dot_product_attention
+
+    def other_layout(*given: Any, **settings: Any) -> torch.Tensor:
+        return kernel(*given, **settings).transpose(1, 2).contiguous().transpose(1, 2)
+
+    def logits() -> torch.Tensor:
+        model.start(2, 128)
+        model.forward(torch.arange(18).view(2, 9))
+        model.keep([range(9)] * 2)
+        return model.forward(torch.tensor([[1, 2, 3], [4, 5, 6]]), parents=[[-1, 0, 0]] * 2)[0]
+
+    plain = logits()
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", other_layout)
+    torch.testing.assert_close(logits(), plain)

@@ -185,9 +185,9 @@ class LlamaModel(CachedModel):
         """
         B, H, n, d = q.shape
         K = self.kv_heads
-        return F.scaled_dot_product_attention(q.reshape(B, K, H // K * n, d), keys, values, attn_mask=mask).view(
-            B, H, n, d
-        )
+        # Kernels lay their result out as they like: a GPU's has the heads behind the tokens.
+        attended = F.scaled_dot_product_attention(q.reshape(B, K, H // K * n, d), keys, values, attn_mask=mask)
+        return attended.reshape(B, H, n, d)
 
     def block(self, index: int, block: Block, x: Tensor, view: View, reads: Tensor | None = None) -> Tensor:
         """Run layer `index` on hidden states x `[B, n, D]`, which may be overwritten; keys and values go to the cache.
