@@ -22,7 +22,7 @@ doctor() { "$python" -m specrig doctor; }
 # What needs no GPU passes elsewhere and is left out. Side by side, since a tiny model leaves both GPU and host idle.
 tests() {
   "$python" -m pytest -q -n "${WORKERS:-$(($(nproc) < 12 ? $(nproc) : 12))}" -k "cuda or gpu" \
-    tests/contract/test_drafters.py tests/unit/test_training_device.py
+    tests/contract/test_drafters.py tests/contract/test_replay.py tests/unit/test_training_device.py
 }
 # How near decoding comes to the limit of the memory.
 floor() { "$python" benchmarks/floor.py; }

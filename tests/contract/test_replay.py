@@ -20,6 +20,7 @@ from specrig.heads.eagle import module as eagle
 from specrig.runtime import device
 from specrig.runtime.replay import Replay
 from specrig.runtime.transformers_model import cached_model, float32_logits
+from specrig.runtime.types import FALLBACKS, FallbackWarning
 
 METHODS = sorted(registry())
 READS = {"tolist", "item", "numpy", "cpu", "nonzero", "__bool__", "__int__", "__float__", "__index__", "__iter__"}
@@ -195,10 +196,23 @@ def test_where_recording_fails_passes_run_as_they_are() -> None:
             raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
     replay = Refused(torch.device("cpu"))
-    with pytest.warns(UserWarning, match="CUDA graphs cannot be used.*not permitted"):
+    with pytest.warns(FallbackWarning, match="CUDA graphs cannot be used.*not permitted"):
         run = replay.recorded("key", lambda x: (x + 1,), [torch.ones(1)])
+    assert "not permitted" in FALLBACKS.pop(), "the records of this process say so"
     assert run([torch.ones(1)])[0].item() == 2
     assert replay.recorded("key", lambda x: (x + 2,), [torch.ones(1)])([torch.ones(1)])[0].item() == 3
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+def test_recordings_on_a_gpu_go_on_when_the_cache_has_grown() -> None:
+    """CUDA frees the memory of recordings with the last one, and refuses to record into it again."""
+    model = cached_model(random_llama(40), device="cuda")
+    for batch, slots in ((1, 128), (4, 128), (1, 600), (4, 1200)):
+        model.start(batch, slots)
+        for token in range(3):
+            model.forward(torch.full((batch, 1), token, device="cuda"))
+            model.keep([[0]] * batch)
+        assert model.replay is not None and model.replay.failure is None
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

@@ -57,6 +57,18 @@ BUSY = (
 )
 
 
+def test_a_cell_whose_passes_fell_back_says_so() -> None:
+    """Over a plain decoding without CUDA graphs a speedup is two or three times too large."""
+    records = quiet()
+    slow = records[3].run.model_copy(update={"fallbacks": ["CUDA graphs cannot be used"]})
+    found = disturbances({"cell": [*records[:3], records[3].model_copy(update={"run": slow}), *records[4:]]}, {})
+    assert [reason.text for reason in found["cell"]] == [
+        "passes were slower than they can be: CUDA graphs cannot be used"
+    ]
+    kept = Record.model_validate_json(records[3].model_copy(update={"run": slow}).model_dump_json())
+    assert kept.run.fallbacks == slow.fallbacks and "fallbacks" not in records[3].model_dump_json()
+
+
 def quiet(replicates: int = 1, prompts: int = 8, environment_s: float = 1.0, alpha: float = 0.7) -> list[Record]:
     """Records as a quiet machine gives them: every generation alone on two processors."""
     load = Load(

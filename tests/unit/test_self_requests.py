@@ -23,7 +23,7 @@ from specrig.planning.estimate import teacher_shape, training
 from specrig.study.load import load_study
 from specrig.study.problems import StudyError
 from specrig.tasks.sources import PromptError
-from specrig.training import text_shards
+from specrig.training import generate, text_shards
 from specrig.training.budget import training_flop
 from specrig.training.conversations import Written
 from specrig.training.generate import Piece, Script, Writer, sample
@@ -213,8 +213,12 @@ def test_samples_follow_temperature_and_nucleus() -> None:
     assert sample(logits, [Piece([0], 9, bool, 0.0)], [stream]) == [int(logits.argmax())]
 
 
-def test_a_text_does_not_depend_on_its_neighbours(target: Path) -> None:
-    """Contexts of several lengths, some that go on from what was written and one that goes back."""
+@pytest.mark.parametrize("tokens", [1, 30, 1 << 14])
+def test_a_text_does_not_depend_on_its_neighbours(tokens: int, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contexts of several lengths, some that go on from what was written and one that goes back; what they lack is run
+    row by row, as on a processor, or together, as on a GPU.
+    """
+    monkeypatch.setitem(generate.TOGETHER, "cpu", tokens)
 
     def script(n: int) -> Script[list[int]]:
         context = [1, 3, *range(9, 9 + n), 2, 1, 4]

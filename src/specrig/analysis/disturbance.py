@@ -77,6 +77,7 @@ def disturbances(
         for replicate, own in parts.items():
             texts = [
                 *signs.reasons(loads(own), environment),
+                *_fallbacks(own),
                 *_probes(own, usual.get(_machine(environment), {})),
                 *_baseline(own),
                 *_efficiency(own),
@@ -110,6 +111,15 @@ def disturbed(frame: pd.DataFrame) -> pd.Series:
 def undisturbed(frame: pd.DataFrame) -> pd.DataFrame:
     """The rows of a table of cells that are not disturbed."""
     return frame[~disturbed(frame)]
+
+
+def _fallbacks(records: Sequence[Record]) -> list[str]:
+    """Reasons from what failed in the process, so that passes ran in a slower way: speedups over a slow plain decoding
+    are too large.
+    """
+    runs = (run for record in records for run in (record.run, record.baseline))
+    texts = dict.fromkeys(text for run in runs for text in run.fallbacks)
+    return [f"passes were slower than they can be: {text}" for text in texts]
 
 
 def _probes(records: Sequence[Record], usual: Mapping[str, float]) -> list[str]:

@@ -35,6 +35,7 @@ from specrig.measurement.signs import disturbance, loads, reasons
 from specrig.measurement.unpaired import measure_unpaired
 from specrig.provenance.bandwidth import memory
 from specrig.provenance.environment import capture
+from specrig.runtime.types import FALLBACKS
 from specrig.tasks import Prompt
 
 if TYPE_CHECKING:
@@ -177,8 +178,12 @@ class _Block:
             before, begun = self.meter.joules(), self.machine.begin()
             generations = self.engine.generate(cell, prompts, max_new_tokens=limit, seeds=seeds)
             load = self.machine.since(begun)
-            measured = {"energy_j": self.meter.since(before), "device": self.meter.state(), "load": load}
-            measured["peak_memory_mb"] = self.engine.peak_memory_mb()
+            measured: dict[str, Any] = {
+                "energy_j": self.meter.since(before),
+                "device": self.meter.state(),
+                "load": load,
+            }
+            measured |= {"peak_memory_mb": self.engine.peak_memory_mb(), "fallbacks": list(FALLBACKS)}
             found += [as_run(generation).model_copy(update=measured) for generation in generations]
         return found
 

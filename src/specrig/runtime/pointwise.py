@@ -5,7 +5,6 @@ time that reading its weights does.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from functools import cache
 
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 
-from specrig.runtime.types import FallbackWarning
+from specrig.runtime.types import fall_back
 
 Arithmetic = Callable[..., Tensor]
 
@@ -48,8 +47,7 @@ def fused(function: Arithmetic, device_type: str) -> Arithmetic:
                 return compiled(*inputs)
             except Exception as error:  # whatever a compiler, its cache folder or a missing gcc may raise
                 broken = True
-                text = f"torch.compile cannot be used, {function.__name__} runs as it is: {error}"
-                warnings.warn(text, FallbackWarning, stacklevel=2)
+                fall_back(f"torch.compile cannot be used, {function.__name__} runs as it is: {error}")
         return function(*inputs)
 
     return run

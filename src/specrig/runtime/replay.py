@@ -8,7 +8,6 @@ are always the same tensors: the next replay of the same shapes overwrites them.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Hashable, Sequence
 from time import perf_counter
 from typing import Any, ClassVar
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor
 
 from specrig.errors import first_line
-from specrig.runtime.types import FallbackWarning
+from specrig.runtime.types import fall_back
 
 Function = Callable[..., tuple[Tensor, ...]]
 Run = Callable[[Sequence[Tensor]], tuple[Tensor, ...]]
@@ -80,8 +79,7 @@ class Replay:
             except RuntimeError as error:
                 self.failure = first_line(error)
                 self.clear()
-                text = f"CUDA graphs cannot be used, passes run without them: {self.failure}"
-                warnings.warn(text, FallbackWarning, stacklevel=2)
+                fall_back(f"CUDA graphs cannot be used, passes run without them: {self.failure}")
                 return eager(function)
             finally:
                 Replay.spent += perf_counter() - started

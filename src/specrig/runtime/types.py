@@ -4,6 +4,7 @@ planner imports this file and must start without torch.
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
@@ -23,6 +24,16 @@ Passes: TypeAlias = dict[int, tuple[int, float]]
 
 class FallbackWarning(UserWarning):
     """Passes run in a slower way than they could; the message says why."""
+
+
+FALLBACKS: list[str] = []
+"""The messages of this process's `FallbackWarning`s. From each of them on, all that it measures may be slower."""
+
+
+def fall_back(message: str) -> None:
+    """Warn that passes run in a slower way from now on, and keep the message in `FALLBACKS`."""
+    FALLBACKS.append(message)
+    warnings.warn(message, FallbackWarning, stacklevel=3)
 
 
 class DecodingError(ValueError):

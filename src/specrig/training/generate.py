@@ -26,7 +26,9 @@ from specrig.runtime.types import DecodingError
 
 Precision = Literal["float32", "bfloat16"]
 CATCH_UP = 8
-"""A row that lacks more tokens than these in the cache gets them in one pass of its own."""
+"""A row that lacks more tokens than these in the cache gets them in a pass before the others go on."""
+TOGETHER = {"cpu": 1, "cuda": 1 << 14}
+"""Tokens of such a pass, but for one of a single row. Several rows take a GPU no longer than one."""
 BLOCK = 256
 """Tokens of the vocabulary whose probabilities are summed together before one token is looked for among them."""
 TIMED = 3
@@ -106,14 +108,21 @@ class Writer:
                     rows[at] = last
 
     def _catch_up(self, rows: Sequence[_Row[Result]]) -> None:
-        """Run what long contexts lack, but for the last token."""
+        """Run what long contexts lack, but for the last token; rows that lack about as much go together."""
         cache = self.target.cache
-        for at, row in enumerate(rows):
-            if len(row.text) - row.held > CATCH_UP:
-                self.target.cache = cache.select_rows([at], [row.held])
-                tokens = torch.tensor([row.text[row.held : -1]]).to(self.target.device)
-                self.target.forward(tokens, last=[tokens.shape[1] - 1])
-                row.held = len(row.text) - 1
+        lacking = {at: len(row.text) - row.held - 1 for at, row in enumerate(rows)}
+        long = sorted((at for at in lacking if lacking[at] >= CATCH_UP), key=lambda at: lacking[at])
+        while long:
+            width = lacking[long[-1]]
+            count = max(1, TOGETHER[self.target.device.type] // width)
+            # Shorter ones are filled up, where there is room: what lies behind a row's context is overwritten later.
+            group = sorted([at for at in long if rows[at].held + width <= cache.slots][-count:])
+            long = [at for at in long if at not in group]
+            self.target.cache = cache.select_rows(group, [rows[at].held for at in group])
+            tokens = [rows[at].text[rows[at].held : -1] + [0] * (width - lacking[at]) for at in group]
+            self.target.forward(torch.tensor(tokens).to(self.target.device), last=[lacking[at] - 1 for at in group])
+            for at in group:
+                rows[at].held += lacking[at]
         self.target.cache = cache
         self.target.watch.clear()
 
