@@ -3,14 +3,14 @@
 #
 #     benchmarks/gpu.sh [OUT] [PART ...]
 #
-# OUT: where logs and publications go (default: reports/gpu). Parts: doctor, tests, floor, train, study (default: all, in this order).
+# OUT: where logs and publications go (default: reports/gpu). Parts: doctor, tests, floor, shapes, train, study (default: all, in this order).
 # PYTHON names the interpreter (default: .venv/bin/python); LIMIT is each part's limit in seconds (default: 1800).
 set -uo pipefail
 cd "$(dirname "$0")/.."
 out=$(realpath -m "${1:-reports/gpu}")
 shift || true
 parts=("${@:-}")
-[[ -n ${parts[0]} ]] || parts=(doctor tests floor train study)
+[[ -n ${parts[0]} ]] || parts=(doctor tests floor shapes train study)
 python=${PYTHON:-.venv/bin/python}
 limit=${LIMIT:-1800}
 "$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' \
@@ -26,6 +26,8 @@ tests() {
 }
 # How near decoding comes to the limit of the memory.
 floor() { "$python" benchmarks/floor.py; }
+# What passes of Llama 8B's shape cost: two minutes on an H200.
+shapes() { snakemake configs/gpu_shapes_8b.yaml; }
 # SmolLM2's text, draft and heads; what is finished is kept in results/, so the same command goes on after a limit.
 train() { snakemake configs/smollm2_train.yaml; }
 study() { snakemake configs/gpu.yaml; }
@@ -36,7 +38,7 @@ snakemake() {
 
 failed=0
 for part in "${parts[@]}"; do
-  declare -F "$part" > /dev/null || { echo "no part $part: doctor, tests, floor, train, study" >&2; exit 2; }
+  declare -F "$part" > /dev/null || { echo "no part $part: doctor, tests, floor, shapes, train, study" >&2; exit 2; }
   started=$SECONDS
   export -f "$part" snakemake
   export python out

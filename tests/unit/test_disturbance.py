@@ -58,7 +58,7 @@ BUSY = (
 
 
 def test_a_cell_whose_passes_fell_back_says_so() -> None:
-    """Over a plain decoding without CUDA graphs a speedup is two or three times too large."""
+    """Over a plain decoding without CUDA graphs a speedup is up to three times too large."""
     records = quiet()
     slow = records[3].run.model_copy(update={"fallbacks": ["CUDA graphs cannot be used"]})
     found = disturbances({"cell": [*records[:3], records[3].model_copy(update={"run": slow}), *records[4:]]}, {})

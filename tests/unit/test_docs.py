@@ -225,6 +225,16 @@ def published_by_task(folder: str) -> set[tuple[str, ...]]:
     return rows
 
 
+def published_shapes(folder: str) -> set[tuple[str, ...]]:
+    """The same of cells with declared acceptance: method, k, batch, and each task's speedup with its tokens a round."""
+    rows = set()
+    file = ROOT / "reports/published" / folder / "tables/simulated.csv"
+    for (method, k, batch), own in pd.read_csv(file).groupby(["method", "k", "batch_size"]):
+        cells = (f"{cell.speedup:.2f} ({cell.acceptance_length:.2f})" for cell in own.itertuples())
+        rows.add((method, f"k = {k}", str(batch), *cells))
+    return rows
+
+
 def published_under_load(folder: str) -> set[tuple[str, ...]]:
     """What the pages print of a server at each load: tokens a second and the median latency, beside plain decoding's."""
     table = pd.read_csv(ROOT / "reports/published" / folder / "tables/traffic.csv").sort_values("side")
@@ -243,7 +253,7 @@ def test_every_result_is_a_row_of_the_published_study(page: Path) -> None:
     folders = re.findall(r"reports/published/(\w+-[\w-]+)", TEXTS[page])
     found = [row for row in tables(TEXTS[page].replace(" ‡", "").replace("**", ""), "method") if len(row) > 2]
     assert found
-    views = (published_rows, published_by_task, published_under_load)
+    views = (published_rows, published_by_task, published_shapes, published_under_load)
     published = set.union(*(view(folder) for folder in folders for view in views))
     for label, *cells in found:
         method, k = re.findall(r"^([\w]+)`?, (k = \d+)", label)[0]

@@ -6,10 +6,20 @@ It needs no pandas: the workflow reads the names.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from specrig.analysis.statistics import LEVEL
 from specrig.reporting.items import Block, Figure, Item, Section, Table, Text
 from specrig.results.grid import percent
+
+if TYPE_CHECKING:
+    from specrig.results.study_results import StudyResults
+
+
+def measured(results: StudyResults) -> bool:
+    """The condition of what says nothing of a study in which every pair's acceptance is declared."""
+    return len(results.cells) > 0 or not results.study.simulated
+
 
 OUTLINE = (
     Section(
@@ -51,6 +61,19 @@ OUTLINE = (
                 column=True,
             ),
         ),
+        condition=measured,
+    ),
+    Section(
+        "simulated",
+        "Simulated acceptance",
+        (
+            Table(
+                "simulated",
+                lambda results: results.simulated,
+                "Cells of pairs whose acceptance was declared and not measured.",
+            ),
+        ),
+        condition=lambda results: results.study.simulated,
     ),
     Section(
         "tasks",
@@ -209,6 +232,7 @@ OUTLINE = (
             Text("Methods that copy from the text gain more where the target repeats itself, as small models do."),
             Table("repetition", lambda results: results.repetition),
         ),
+        condition=measured,
     ),
     Section(
         "engines",
@@ -367,18 +391,6 @@ OUTLINE = (
             ),
             Table("quality", lambda results: results.quality),
         ),
-    ),
-    Section(
-        "simulated",
-        "Simulated acceptance",
-        (
-            Table(
-                "simulated",
-                lambda results: results.simulated,
-                "Cells of pairs whose acceptance was declared and not measured.",
-            ),
-        ),
-        condition=lambda results: results.study.simulated,
     ),
     Section(
         "audit",

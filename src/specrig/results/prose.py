@@ -88,10 +88,14 @@ def extent(cells: pd.DataFrame, of: str = "") -> str:
     return f"{len(cells)} cells{of} with {prompts} prompts each"
 
 
-def scope(cells: pd.DataFrame, tasks: list[str]) -> str:
-    """A sentence on how much was measured."""
-    what = extent(cells, " (method, pair, task, k, temperature, batch size)")
-    return f"{what}; tasks: {', '.join(map(task_name, tasks))}." if len(cells) else "No cell was measured."
+def scope(cells: pd.DataFrame, simulated: pd.DataFrame, tasks: list[str]) -> str:
+    """A sentence on how much was measured. simulated: the cells whose acceptance was declared."""
+    what = "(method, pair, task, k, temperature, batch size)"
+    parts = [extent(cells, f" {what}")] if len(cells) else []
+    if len(simulated):
+        parts.append(extent(simulated, f" {what} whose acceptance was declared,"))
+        tasks = [*tasks, *(task for task in dict.fromkeys(simulated["task"]) if task not in tasks)]
+    return f"{', and '.join(parts)}; tasks: {', '.join(map(task_name, tasks))}." if parts else "No cell was measured."
 
 
 def certainty(cells: pd.DataFrame) -> str:

@@ -269,7 +269,11 @@ class StudyResults:
     def byline(self) -> str:
         """The line below the title in print: device, day and how much was measured."""
         day = f"measured {self.study.captured[:10]}" if self.study.captured else ""
-        return " · ".join(filter(None, [machine.device(self.study.environment), day, prose.extent(self.cells)]))
+        if self.study.simulated and not len(self.cells):
+            extent = prose.extent(self.simulated.frame, " whose acceptance was declared,")
+        else:
+            extent = prose.extent(self.cells)
+        return " · ".join(filter(None, [machine.device(self.study.environment), day, extent]))
 
     @cached_property
     def facts(self) -> list[str]:
@@ -279,7 +283,7 @@ class StudyResults:
             machine.machine(self.study.environment),
             f"measured {self.study.captured[:16].replace('T', ' ')} UTC" if self.study.captured else "",
             f"code {commit}" if commit else "",
-            prose.scope(self.cells, self.study.tasks),
+            prose.scope(self.cells, self.simulated.frame, self.study.tasks),
         ]
         return [fact for fact in facts if fact]
 
