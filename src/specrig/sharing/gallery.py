@@ -23,6 +23,7 @@ from specrig.results.grid import Grid, GridEntry, interval, markdown, number
 from specrig.results.labels import DISTURBED_NOTE, DISTURBED_SIGN, LOSSY_NOTE
 from specrig.results.summary import CROSS_FITTED, disturbed_in
 from specrig.sharing.gallery_page import gallery_page
+from specrig.sharing.manifest import FILE
 from specrig.sharing.published_pairs import PublishedPair, published_pairs
 
 INDEX, FIGURE, PAGE = "README.md", "headline.svg", "index.html"
@@ -41,9 +42,15 @@ def write_gallery(folder: Path) -> list[Path]:
     """
     found = published_pairs(folder)
     index = folder / INDEX
-    write_atomically(index, index_markdown(found))
+    write_atomically(index, index_markdown(found, declared(folder, found)))
     write_atomically(folder / PAGE, gallery_page(found))
     return [index, draw_figure(found, folder / FIGURE), folder / PAGE]
+
+
+def declared(folder: Path, found: Sequence[PublishedPair]) -> list[str]:
+    """The publications in `folder` of which nothing is in `found`: the acceptance of all their pairs is declared."""
+    shown = {each.folder for each in found}
+    return [path.parent.name for path in sorted(folder.glob(f"*/{FILE}")) if path.parent.name not in shown]
 
 
 def draw_figure(pairs: Sequence[PublishedPair], path: Path) -> Path:
@@ -103,8 +110,8 @@ def draw_figure(pairs: Sequence[PublishedPair], path: Path) -> Path:
     return temporary.replace(path)
 
 
-def index_markdown(found: Sequence[PublishedPair]) -> str:
-    """The index in Markdown, which GitHub shows below the folder."""
+def index_markdown(found: Sequence[PublishedPair], others: Sequence[str] = ()) -> str:
+    """The index in Markdown, which GitHub shows below the folder. others: folders of studies with declared acceptance."""
     rows = [
         [
             GridEntry(each.machine),
@@ -128,6 +135,9 @@ def index_markdown(found: Sequence[PublishedPair]) -> str:
         "FOLDER` compares two of them, and `specrig gallery` writes this page, and beside it index.html, which shows "
         "all methods and filters them in a browser."
     )
+    if others:
+        links = ", ".join(f"[{name}]({name})" for name in others)
+        caption += f" Studies with declared acceptance, which measure what passes cost, are not in the table: {links}."
     header = ["machine", "pair", "engine", "fastest", "speedup", "tasks", "cells", "code", "measured", "study"]
     return markdown(Grid(header, rows, labels=4, trailing=3, caption=caption))
 
