@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 
+from specrig.errors import first_line
 from specrig.runtime.types import fall_back
 
 Arithmetic = Callable[..., Tensor]
@@ -47,7 +48,7 @@ def fused(function: Arithmetic, device_type: str) -> Arithmetic:
                 return compiled(*inputs)
             except Exception as error:  # whatever a compiler, its cache folder or a missing gcc may raise
                 broken = True
-                fall_back(f"torch.compile cannot be used, {function.__name__} runs as it is: {error}")
+                fall_back(f"torch.compile cannot be used, {function.__name__} runs as it is: {first_line(error)}")
         return function(*inputs)
 
     return run
