@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from tiny import TINY
 from transformers import AutoModelForCausalLM
 
-from specrig.training import stages
+from specrig.training import stages, states
 from specrig.training.fit import train_jointly
 from specrig.training.recipe import Recipe
 from specrig.training.target_text import read_text, write_text
@@ -75,6 +75,25 @@ def test_every_stage_trains_where_it_is_told(text: Path, tmp_path: Path, device:
     assert read_text(models).train.tokens.shape == (12, 257)
     for folder in (models / "target", models / "draft", tmp_path / "joint/target"):
         assert AutoModelForCausalLM.from_pretrained(folder).get_input_embeddings().weight.device.type == "cpu"
+
+
+def test_states_computed_at_each_read_teach_like_those_on_disk(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a GPU computes them. A target that learns with its heads is taught by what it was, however they are read."""
+    models, losses = tmp_path / "pair", dict[bool, list[list[float]]]()
+    stages.train("target", RECIPE, text, models, models / "target", False, "cpu")
+    write_text(RECIPE, text, models, models / "target")
+    for kept in (True, False):
+        monkeypatch.setattr(states, "stores", lambda _, kept=kept: kept)
+        for name in ("draft", "medusa", "eagle3"):
+            stages.train(name, RECIPE, text, models, models / "target", False, "cpu")
+        train_jointly(RECIPE, text, models, tmp_path / "joint", models / "target", False, "cpu")
+        curves = [*(models / name for name in ("draft", "medusa", "eagle3")), tmp_path / "joint/medusa"]
+        lines = [(folder / "training.jsonl").read_text().splitlines() for folder in curves]
+        losses[kept] = [[found["loss"] for found in map(json.loads, each) if "loss" in found] for each in lines]
+    for stored, live in zip(losses[True], losses[False], strict=True):
+        assert live == pytest.approx(stored, rel=0.01)  # bfloat16
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")

@@ -21,7 +21,7 @@ from specrig.runtime.types import DecodingError
 from specrig.training.optimizer import Optimizer
 from specrig.training.recipe import Optimisation, Recipe
 from specrig.training.run import Curve, Run, model_folder, training
-from specrig.training.states import LiveStates, states_of
+from specrig.training.states import LiveStates, StoredStates, states_of
 from specrig.training.target_text import (
     TargetText,
     frequent,
@@ -135,16 +135,18 @@ def learn(
     """
     settings, seed, text, where = learner.settings, lesson.recipe.seed, lesson.text, learner.model.where
     texts = with_corpus(text.train, settings.corpus_sequences, lesson.corpus_dir, lesson.target, seed + 3)
+    frozen = len(parts) == 1
 
     def stored(folder: Path, model: Teacher, read: Texts, aux_layers: tuple[int, ...] = ()) -> States:
-        return states_of(run.folder, folder, model, read, aux_layers)
+        # A model that learns is taught by the states that it had before.
+        made = states_of if frozen else StoredStates
+        return made(run.folder, folder, model, read, aux_layers)
 
     reads = learner.teacher if learner.reads_teacher else learner.model
     folder = lesson.target if learner.reads_teacher else lesson.of
     states = stored(folder, reads, texts, learner.aux_layers)
     same_model, D = learner.teacher is reads, learner.teacher.hidden
     teacher_states = states if same_model else stored(lesson.target, learner.teacher, texts)
-    frozen = len(parts) == 1
     heldout_states: States = LiveStates(reads, text.heldout.tokens, learner.aux_layers)
     if frozen:
         heldout_states = stored(folder, reads, text.heldout, learner.aux_layers)
