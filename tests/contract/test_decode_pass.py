@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
-from math import exp, log
+from math import exp, isqrt, log
 from typing import Any
 
 import pytest
@@ -172,16 +173,32 @@ def test_drafts_of_eight_bits_say_nearly_what_torch_says(name: str) -> None:
         assert (mine.float() - theirs).norm() <= 0.4 * theirs.norm()
 
 
+def of_mean_square(mean: int, count: int) -> list[int]:
+    """`count` whole numbers below 127 which have this mean square together with 127."""
+    chance = random.Random(0)
+    while True:
+        found = [chance.randrange(110) for _ in range(count - 2)]
+        rest = mean * (count + 1) - 127**2 - sum(each * each for each in found)
+        for one in range(127):
+            other = isqrt(max(0, rest - one * one))
+            if one * one + other * other == rest and other < 127:
+                return [*found, one, other]
+
+
 def whole_numbers() -> Any:
-    """A model whose layers add nothing, so that its LM head reads whole numbers up to 127, times one factor a row."""
+    """A model whose layers add nothing, so that its LM head reads whole numbers up to 127, divided by 64: bfloat16 holds
+    them.
+    """
     made = MODELS["grouped heads"]()
     with torch.no_grad():
         for layer in made.model.layers:
             layer.self_attn.o_proj.weight.zero_()
             layer.mlp.down_proj.weight.zero_()
         embedding = made.model.embed_tokens.weight
-        embedding.copy_(torch.randint(-127, 128, embedding.shape))
-        embedding[:, 1] = 127  # each token's highest
+        others = torch.tensor(of_mean_square(64**2, embedding.shape[1] - 1))
+        for row in embedding:
+            numbers = others[torch.randperm(len(others))] * (2 * torch.randint(2, others.shape) - 1)
+            row.copy_(torch.cat((numbers[:1], torch.tensor([127]), numbers[1:])))  # 127 is each token's highest
     return made
 
 
@@ -201,9 +218,9 @@ def test_weights_of_eight_bits_are_multiplied_exactly() -> None:
         rounded.start(1, 128)
         tokens = torch.arange(width).unsqueeze(0)
         logits, hidden = rounded.forward(tokens)
-        factor = hidden.float().abs().amax(-1, keepdim=True) / 127
-        expected = rounded.embedding[tokens].float() @ weight.float().T * factor
-        assert torch.allclose(logits.float(), expected, rtol=0.01, atol=0.5), width
+        assert torch.equal(hidden, rounded.embedding[tokens] / 64)
+        expected = hidden.float() @ weight.float().T
+        assert torch.allclose(logits.float(), expected, rtol=0.01, atol=0), width
 
 
 MODULES = {EagleHead: eagle, Eagle3Head: eagle3, PEagleHead: p_eagle}
