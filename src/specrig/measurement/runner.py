@@ -182,8 +182,9 @@ class _Block:
                 "energy_j": self.meter.since(before),
                 "device": self.meter.state(),
                 "load": load,
+                "peak_memory_mb": self.engine.peak_memory_mb(),
+                "fallbacks": list(FALLBACKS),
             }
-            measured |= {"peak_memory_mb": self.engine.peak_memory_mb(), "fallbacks": list(FALLBACKS)}
             found += [as_run(generation).model_copy(update=measured) for generation in generations]
         return found
 

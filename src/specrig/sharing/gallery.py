@@ -48,9 +48,9 @@ def write_gallery(folder: Path) -> list[Path]:
 
 
 def declared(folder: Path, found: Sequence[PublishedPair]) -> list[str]:
-    """The publications in `folder` of which nothing is in `found`: the acceptance of all their pairs is declared."""
-    shown = {each.folder for each in found}
-    return [path.parent.name for path in sorted(folder.glob(f"*/{FILE}")) if path.parent.name not in shown]
+    """The publications in `folder` of which nothing is in `found`, since none of their cells has a measured acceptance."""
+    listed = {each.folder for each in found}
+    return [path.parent.name for path in sorted(folder.glob(f"*/{FILE}")) if path.parent.name not in listed]
 
 
 def draw_figure(pairs: Sequence[PublishedPair], path: Path) -> Path:

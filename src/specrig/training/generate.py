@@ -28,7 +28,7 @@ Precision = Literal["float32", "bfloat16"]
 CATCH_UP = 8
 """A row that lacks more tokens than these in the cache gets them in a pass before the others go on."""
 TOGETHER = {"cpu": 1, "cuda": 1 << 14}
-"""Tokens of such a pass, but for one of a single row. Several rows take a GPU no longer than one."""
+"""Tokens of such a pass, but for one of a single row: a GPU that runs one row waits for its host (not timed)."""
 BLOCK = 256
 """Tokens of the vocabulary whose probabilities are summed together before one token is looked for among them."""
 TIMED = 3

@@ -1,5 +1,5 @@
 """A model's states of the texts that heads learn from. On a CPU: computed once, kept on disk in shards, read a batch at
-a time. On a GPU: computed at each read, which takes less time there than reading them.
+a time. On a GPU: computed at each read, which needs no disk (not timed against reading).
 
 So memory holds one shard at most, whatever the text, and a training that was cut finds the shards it has made. Those of
 moderate size are kept beside the pair's models, so that its other trainings find them too.
