@@ -241,6 +241,15 @@ def test_older_tokenizers_pass_the_gate(tmp_path: Path) -> None:
         vocabulary(str(folder))
 
 
+def test_a_path_where_nothing_lies_is_no_repository() -> None:
+    from specrig.models import hub
+    from specrig.models.pair import ModelError
+
+    for ask in (hub.tokenizer, hub.fetch_folder, lambda model: hub.fetch(model, "config.json")):
+        with pytest.raises(ModelError, match=r"results/x/converted: there is no such folder.* `specrig convert`"):
+            ask("results/x/converted")
+
+
 TABLE = (
     "pair\ttarget\tdraft\ttarget_revision\tdraft_revision\theads\tnotes\r\n"
     '# a remark\t"as it stands\r\n'

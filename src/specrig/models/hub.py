@@ -21,11 +21,23 @@ class FileMissingError(ModelError):
     """
 
 
+def _is_folder(model: str) -> bool:
+    """Whether a model is a folder here, else a repository. Raises ModelError for what is neither."""
+    if Path(model).is_dir():
+        return True
+    if model.count("/") > 1:
+        raise ModelError(
+            f"{model}: there is no such folder. The workflow makes those in results/; by hand `specrig convert` makes one "
+            "from a GGUF file, `specrig train` one that a study trains"
+        )
+    return False
+
+
 def fetch(model: str, name: str, revision: str | None = None) -> Path:
     """The path of one of a model's files. Raises FileMissingError when it is not there, ModelError when the hub does
     not give it.
     """
-    if Path(model).is_dir():
+    if _is_folder(model):
         path = Path(model) / name
         if not path.is_file():
             raise FileMissingError(
@@ -45,7 +57,7 @@ def fetch_folder(model: str, revision: str | None = None, only: Sequence[str] | 
     """A folder with all of a model's (or a trained head's) files, or with those that match a pattern in `only`. Raises
     ModelError.
     """
-    if Path(model).is_dir():
+    if _is_folder(model):
         return Path(model)
     from huggingface_hub import snapshot_download
 
@@ -57,6 +69,7 @@ def fetch_folder(model: str, revision: str | None = None, only: Sequence[str] | 
 
 def tokenizer(model: str, revision: str | None = None) -> Any:
     """A model's tokenizer, as transformers loads it. Raises ModelError. Imports transformers."""
+    _is_folder(model)
     from transformers import AutoTokenizer
 
     try:

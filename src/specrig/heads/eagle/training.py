@@ -111,12 +111,13 @@ class LayerLearner(Learner):
         ids = logits.argmax(-1)
         return ids if self.vocabulary is None else self.vocabulary.to(ids.device)[ids]
 
-    def forward(self, embedded: Tensor, states: Tensor, steps: int) -> Iterator[Tensor]:
+    def forward(self, embedded: Tensor, states: Tensor, steps: int, known: Tensor | None = None) -> Iterator[Tensor]:
         """Yield the predicted features `[B, T, D]` of each of `steps` steps, all positions at once.
 
         embedded: `[B, T, D]`, of tokens t + 1; states: `[B, T, ...]`, the target's at t. Step 0 reads the true
         features. In step j + 1 entry i reads what step j predicted at i - 1, and it attends as it does when drafting:
-        to the true entries up to i - j - 1, then to one entry of each step up to its own.
+        to the true entries up to i - j - 1, then to one entry of each step up to its own. known: what step 0 predicts,
+        where it is known already.
         """
         T = embedded.shape[1]
         cos, sin = (table[0] for table in self.rotary(embedded, torch.arange(T, device=embedded.device).unsqueeze(0)))
@@ -131,8 +132,11 @@ class LayerLearner(Learner):
             k, v = self.layer.keys_values(read, cos, sin)
             keys.append(k)
             values.append(v)
-            mask = _visible(T, step, x.device) if step else None
-            x = self.layer(x, self.layer.queries(read, cos, sin), torch.cat(keys, 2), torch.cat(values, 2), mask)
+            if step or known is None:
+                mask = _visible(T, step, x.device) if step else None
+                x = self.layer(x, self.layer.queries(read, cos, sin), torch.cat(keys, 2), torch.cat(values, 2), mask)
+            else:
+                x = known
             yield x
             # The next step reads each prediction one position later. Entry 0 has none before it and keeps its true
             # feature.

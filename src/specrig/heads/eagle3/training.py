@@ -76,10 +76,10 @@ class AuxStatesLearner(LayerLearner):
         offsets = {} if self.vocabulary is None else {"d2t": self.vocabulary - torch.arange(len(self.vocabulary))}
         return {"fc.weight": self.stored_fc()} | self.layer.tensors("midlayer") | own | offsets
 
-    def unrolled(self, batch: Texts, states: Tensor, steps: int, decay: float, first: int = 0) -> Tensor:
-        """The weighted mean over the steps from `first` on of the distance of the distributions
-        (`losses.distribution_loss`), each step `decay` times the one before. With a reduced vocabulary the target's
-        distribution is renormalised over the tokens that the head knows.
+    def unrolled(self, batch: Texts, states: Tensor, steps: int, decay: float, known: Tensor | None = None) -> Tensor:
+        """The weighted mean over the steps of the distance of the distributions (`losses.distribution_loss`), each step
+        `decay` times the one before. With a reduced vocabulary the target's distribution is renormalised over the tokens
+        that the head knows. known: what step 0 predicts, `[B, T, D]`; then the mean is over the further steps alone.
         """
         model, trained = self.model, trained_entries(batch)
         with torch.no_grad(), autocast(model.where):
@@ -87,7 +87,8 @@ class AuxStatesLearner(LayerLearner):
             embedded = F.embedding(batch.tokens[:, 1:], model.embedding)
         total, weight, weights = torch.zeros((), device=model.where), 1.0, 0.0
         with autocast(model.where):
-            for predicted in islice(self(embedded, states[:, :-1], steps), first, None):
+            further = islice(self(embedded, states[:, :-1], steps, known), 0 if known is None else 1, None)
+            for predicted in further:
                 loss = distribution_loss(self.logits(predicted[trained]), likely, self.settings.loss)
                 total = total + weight * loss
                 weights += weight

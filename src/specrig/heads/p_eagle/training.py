@@ -100,7 +100,7 @@ class PEagleLearner(AuxStatesLearner):
             weights = d_pace(right, kept / share.view(-1, 1, 1))[kept]
         loss = distribution_loss(logits, likely, settings.loss, weights)
         if settings.rollout > 1:  # its step 0 is depth 0 above
-            loss = loss + self.unrolled(batch, states, settings.rollout, settings.step_decay, first=1)
+            loss = loss + self.unrolled(batch, states, settings.rollout, settings.step_decay, known=first)
         return loss
 
     @torch.no_grad()
