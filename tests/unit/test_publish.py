@@ -58,8 +58,10 @@ def finished(workplace: Path) -> Study:
     table = workplace / "configs" / "tasks.tsv"
     row = {"task": "private", "source": str(data), "scorer": "chrf"}
     header = table.read_text().partition("\n")[0].split("\t")
+    unused = row | {"task": "unused", "source": str(workplace / "others.jsonl")}
     with table.open("a") as file:
-        file.write("\t".join(row.get(column, "") for column in header) + "\n")
+        for each in (unused, row):
+            file.write("\t".join(each.get(column, "") for column in header) + "\n")
     study = load_study(CONFIG)
     write_study(
         study.root,
@@ -187,7 +189,9 @@ def test_nothing_of_the_machine_or_of_the_users_data_is_published(publication: P
     assert all("patient" not in text for name, text in found.items() if "records" not in name and name != "report.html")
     assert all("library's own text" not in text and "def f()" not in text for text in found.values())
     assert not [name for name in found if re.search(r"prompts|safetensors|\.png$|\.tex$", name)]
-    assert "tasks.tsv" not in found and "pairs.tsv" in found  # the one with a path of this machine stayed at home
+    rows = {line.partition("\t")[0]: line for line in found["tasks.tsv"].split("\n")}
+    assert "\tprivate.jsonl\t" in rows["private"] and "code" in rows, "the study's own row, without its path"
+    assert "unused" not in rows and "pairs.tsv" in found, "another's row with a path of this machine stayed at home"
     environment = json.loads(found["records/native/embedded/ngram/environment.json"])
     assert environment["models"]["target"]["source"] == "llama"
     assert environment["engine"]["options"]["url"] == scrub.SERVER

@@ -80,7 +80,7 @@ class MarkovBias(nn.Module):
         return F.linear(embedded, self.lm_head) if self.product is None else self.product(embedded)
 
     def greedy(self, logits: Tensor, ids: Tensor | None) -> Tensor | None:
-        """Of logits `[B, k, Vd]`, whose first have no bias, the places `[B, k]` of the highest, one behind the other, as
+        """Of logits `[B, k, Vd]`, whose first have no bias, the indices `[B, k]` of the highest, one after the other, as
         one call; None where compiled code cannot. ids: `[Vd]`, the target's tokens; None: all.
         """
         weights = self.compiled_for(logits)

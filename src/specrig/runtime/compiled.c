@@ -1032,9 +1032,9 @@ INLINE int any_above(vec x, vec y) {
 #endif
 }
 
-/* The k highest among the places [from, to) of a row of V numbers, best first, of equals the first: their values in `best`, and where they
+/* The k highest among the indices [from, to) of a row of V numbers, best first, of equals the first: their values in `best`, and where they
  * stand; returns how many there are. `from` is a multiple of W, and so is `to` or V itself. */
-INLINE int64_t highest_few(float *best, int64_t *places, const void *x, int64_t row, int64_t V, int64_t from, int64_t to, int64_t k, int bf16) {
+INLINE int64_t highest_few(float *best, int64_t *indices, const void *x, int64_t row, int64_t V, int64_t from, int64_t to, int64_t k, int bf16) {
     int64_t known = 0;
     vec least = (vec){0} - INFINITY; /* of the k so far */
     for (int64_t block = from; block < to; block += W) {
@@ -1043,21 +1043,21 @@ INLINE int64_t highest_few(float *best, int64_t *places, const void *x, int64_t 
         for (int64_t i = 0; i < W && block + i < V; i++) {
             if (known == k && !(y[i] > best[k - 1])) continue;
             int64_t at = known < k ? known++ : k - 1;
-            for (; at && y[i] > best[at - 1]; at--) { best[at] = best[at - 1]; places[at] = places[at - 1]; }
+            for (; at && y[i] > best[at - 1]; at--) { best[at] = best[at - 1]; indices[at] = indices[at - 1]; }
             best[at] = y[i];
-            places[at] = block + i;
+            indices[at] = block + i;
         }
         if (known == k) least = (vec){0} + best[k - 1];
     }
     return known;
 }
 
-/* Of each row of logits [rows, V] the places [rows, k] of its k highest, best first; of equals the first. k is V at most. */
-void top(int64_t *places, const void *logits, int64_t rows, int64_t V, int64_t k, int bf16, int threads) {
+/* Of each row of logits [rows, V] the indices [rows, k] of its k highest, best first; of equals the first. k is V at most. */
+void top(int64_t *indices, const void *logits, int64_t rows, int64_t V, int64_t k, int bf16, int threads) {
     #pragma omp parallel for num_threads(threads)
     for (int64_t row = 0; row < rows; row++) {
         float best[k];
-        highest_few(best, places + row * k, logits, row, V, 0, V, k, bf16);
+        highest_few(best, indices + row * k, logits, row, V, 0, V, k, bf16);
     }
 }
 
@@ -1169,7 +1169,7 @@ static void scores_of(float *scores, const void *logits, int64_t row, int64_t V,
  * logits[b][i] with the bias of the token at out[b][i - 1]; of equals the first. logits: [B, k, V]. */
 void greedy_chain(int64_t *out, const void *logits, const Bias *bias, int64_t B, int64_t k, int64_t V, int bf16, int threads) {
     float scores[V], highest[threads];
-    int64_t places[threads];
+    int64_t indices[threads];
     #pragma omp parallel num_threads(threads)
     {
         int t = omp_get_thread_num(), T = omp_get_num_threads();
@@ -1179,14 +1179,14 @@ void greedy_chain(int64_t *out, const void *logits, const Bias *bias, int64_t B,
             scores_of(scores, logits, slot, V, from, to, first ? 0 : bias, first ? 0 : out[slot - 1], bf16);
             Highest found = highest_of_none();
             for (int64_t block = from; block < to; block++) found = highest_with(found, load(scores, block * W, 0), block * W);
-            places[t] = 0;
-            highest[t] = first_highest(found, places + t);
+            indices[t] = 0;
+            highest[t] = first_highest(found, indices + t);
             #pragma omp barrier
             #pragma omp single
             {
                 int best = 0;
                 for (int other = 1; other < T; other++) if (highest[other] > highest[best]) best = other;
-                out[slot] = places[best];
+                out[slot] = indices[best];
             }
         }
     }
@@ -1196,9 +1196,9 @@ void greedy_chain(int64_t *out, const void *logits, const Bias *bias, int64_t B,
  * the sum along its path of min(0, log-probability + trust). Of row b, found[b] nodes, parents before children: the next is always the
  * best child of any node that is there, until there are `nodes`, or the i-th would be worth less than least[i]. Of equals the first.
  *
- * places, parents (-1: the root), values: [B, nodes]. logits: [B, k, V] of the levels. bias: null without one; the first level never has
+ * indices, parents (-1: the root), values: [B, nodes]. logits: [B, k, V] of the levels. bias: null without one; the first level never has
  * it. V is a multiple of W. children: of a node at most. */
-void greedy_tree(int64_t *places, int64_t *parents, float *values, int64_t *found, const void *logits, const Bias *bias, int64_t B, int64_t k,
+void greedy_tree(int64_t *indices, int64_t *parents, float *values, int64_t *found, const void *logits, const Bias *bias, int64_t B, int64_t k,
                  int64_t V, int64_t nodes, int64_t children, const float *least, float trust, int bf16, int threads) {
     typedef struct { float value; int64_t place, parent, level; } Child;
     float scores[V], masses[threads], best[threads][children];
@@ -1214,7 +1214,7 @@ void greedy_tree(int64_t *places, int64_t *parents, float *values, int64_t *foun
             { waiting = 0; next = -1; found[b] = 0; }
             while (next > -2) {
                 const int64_t level = next < 0 ? 0 : levels[next] + 1, missing = nodes - found[b];
-                scores_of(scores, logits, b * k + level, V, from, to, level ? bias : 0, level ? places[b * nodes + next] : 0, bf16);
+                scores_of(scores, logits, b * k + level, V, from, to, level ? bias : 0, level ? indices[b * nodes + next] : 0, bf16);
                 counts[t] = highest_few(best[t], at[t], scores, 0, V, from * W, to * W, children < missing ? children : missing, 0);
                 #pragma omp barrier
                 float top = -INFINITY;
@@ -1248,7 +1248,7 @@ void greedy_tree(int64_t *places, int64_t *parents, float *values, int64_t *foun
                         if (chosen.value < least[found[b]]) break;
                         memmove(open + first, open + first + 1, (--waiting - first) * sizeof *open);
                         const int64_t node = b * nodes + found[b];
-                        places[node] = chosen.place;
+                        indices[node] = chosen.place;
                         parents[node] = chosen.parent;
                         values[node] = chosen.value;
                         levels[found[b]] = chosen.level;

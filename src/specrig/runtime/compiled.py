@@ -133,7 +133,7 @@ def product(x: Tensor, blocks: Tensor, bias: Tensor | None, out: int) -> Tensor:
 
 
 def argmax(logits: Tensor) -> Tensor:
-    """The place of the highest of `[..., V]`, of equals the first: int64 `[...]`."""
+    """The index of the highest of `[..., V]`, of equals the first: int64 `[...]`."""
     logits = logits.contiguous()
     out = torch.empty(logits.shape[:-1], dtype=torch.int64)
     threads = torch.get_num_threads() if out.numel() > 1 else 1
@@ -143,13 +143,13 @@ def argmax(logits: Tensor) -> Tensor:
 
 
 def top(logits: Tensor, k: int) -> Tensor:
-    """The places of the k highest of `[..., V]`, best first, of equals the first: int64 `[..., k]`."""
+    """The indices of the k highest of `[..., V]`, best first, of equals the first: int64 `[..., k]`."""
     logits = logits.contiguous()
-    places, V = torch.empty((*logits.shape[:-1], k), dtype=torch.int64), logits.shape[-1]
+    indices, V = torch.empty((*logits.shape[:-1], k), dtype=torch.int64), logits.shape[-1]
     rows = logits.numel() // V
     threads = torch.get_num_threads() if rows > 1 else 1
-    library().top(places.data_ptr(), logits.data_ptr(), rows, V, k, logits.dtype == torch.bfloat16, threads)
-    return places
+    library().top(indices.data_ptr(), logits.data_ptr(), rows, V, k, logits.dtype == torch.bfloat16, threads)
+    return indices
 
 
 def softmax(logits: Tensor, temperature: float) -> Tensor:
@@ -193,7 +193,7 @@ def _bias(embedding: Tensor, blocks: Tensor, ids: Tensor | None) -> _Bias:
 
 
 def greedy_chain(logits: Tensor, bias: tuple[Tensor, Tensor], ids: Tensor | None) -> Tensor:
-    """Of logits `[B, k, V]` the places `[B, k]` of the highest, each but the first with a bias of the token before.
+    """Of logits `[B, k, V]` the indices `[B, k]` of the highest, each but the first with a bias of the token before.
 
     bias: an embedding `[., r]` and a weight `[V, r]`, in blocks (`bias_blocks`) or rounded (`to_eight_bits`); behind
     token x the bias is the weight's product with x's embedding. ids: `[V]`, which tokens the logits are of; None: all.
@@ -219,11 +219,11 @@ def greedy_tree(
     A node's value is the sum along its path of min(0, log-probability + trust). bias, ids: those of `greedy_chain`.
     least: the lowest values of the nodes, as many as there are nodes at most. children: of a node at most.
 
-    Returns each row's places, parents (-1: the root) and values.
+    Returns each row's indices, parents (-1: the root) and values.
     """
     (B, k, V), n = logits.shape, len(least)
     logits = logits.contiguous()
-    places, parents, values, counts = (
+    indices, parents, values, counts = (
         (c_int64 * (B * n))(),
         (c_int64 * (B * n))(),
         (c_float * (B * n))(),
@@ -231,13 +231,13 @@ def greedy_tree(
     )
     read = None if bias is None else _bias(*bias, ids)
     library().greedy_tree(
-        *(places, parents, values, counts, logits.data_ptr(), None if read is None else addressof(read)),
+        *(indices, parents, values, counts, logits.data_ptr(), None if read is None else addressof(read)),
         *(B, k, V, n, children, (c_float * n)(*least), trust),
         logits.dtype == torch.bfloat16,
         torch.get_num_threads(),
     )
     rows = [slice(row * n, row * n + count) for row, count in enumerate(counts)]
-    return [(places[row], parents[row], values[row]) for row in rows]
+    return [(indices[row], parents[row], values[row]) for row in rows]
 
 
 def keep_path(entries: Tensor, row: int, start: int, path: Sequence[int]) -> None:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal
@@ -254,11 +254,13 @@ def _parts(lines: Sequence[str]) -> list[bytes]:
 
 
 def _pack_rows(study: StudyData, folder: Path, names: Sequence[str]) -> dict[str, str | None]:
-    """Copy the tables that a study was read from, except those that reveal this machine; returns table -> file name."""
+    """Copy the tables that a study was read from, without what reveals this machine; returns table -> file name."""
     found: dict[str, str | None] = {}
     for name in ROWS:
         source = Path((study.config.get("tables") or {}).get(name) or "")
         text = _text(source) if source.is_file() else None
+        if text is not None and name != "reported":  # of reported figures none may be missing
+            text = _public_rows(text, source.suffix, (study.config.get("rows") or {}).get(name) or {}, names)
         public = text is not None and scrub_text(text, names) == text
         # A study names tables of pairs and tasks even where these are not published: then its own rows replace them.
         public_name = f"{name}{source.suffix if public else '.tsv'}"
@@ -266,6 +268,21 @@ def _pack_rows(study: StudyData, folder: Path, names: Sequence[str]) -> dict[str
         if public and text is not None:
             write_atomically(folder / public_name, text)
     return found
+
+
+def _public_rows(text: str, suffix: str, own: Collection[str], names: Sequence[str]) -> str:
+    """A table without the rows that reveal this machine; those of `own`, the study's, are kept and scrubbed.
+
+    A .csv file with quotes stays as it is, since its rows may have several lines.
+    """
+    if suffix == ".csv" and '"' in text:
+        return text
+    sign, lines = "," if suffix == ".csv" else "\t", []
+    for line in text.split("\n"):
+        public = scrub_text(line, names)
+        if public == line or line.partition(sign)[0] in own:
+            lines.append(public)
+    return "\n".join(lines)
 
 
 def _public_study(config: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:

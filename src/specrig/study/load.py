@@ -50,7 +50,7 @@ RETIRED = {f"training.{head}.evaluations": _EVALUATIONS for head in ("medusa", "
 def load_study(config: dict[str, Any] | Path, files: Sequence[Path] = ()) -> Study:
     """Read and check a study: a config file, a resolved study.json, or a config already read from `files`.
 
-    Raises StudyError, whose message lists every problem with its place and the fix.
+    Raises StudyError, whose message lists every problem with its file, its row and the fix.
     """
     if isinstance(config, Path):
         files, config = [config], read_config(config)

@@ -15,7 +15,7 @@ from specrig.errors import first_line
 
 
 class StudyError(ValueError):
-    """A study that cannot run. The message lists every problem found, each with its place and the fix."""
+    """A study that cannot run. The message lists every problem found, each with its file, its row and the fix."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = list(problems)

@@ -1,4 +1,4 @@
-"""`Study` is what every stage works on: the config's keys, the grid of cells and the places of files. No torch at
+"""`Study` is what every stage works on: the config's keys, the grid of cells and the paths of files. No torch at
 import.
 
 `study.load` makes one from a config or from a resolved `results/<study>/study.json`.
