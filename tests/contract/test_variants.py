@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import inf, log
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,9 +21,10 @@ from specrig.decoding.drafters import registry
 from specrig.decoding.drafters.eagle2 import Eagle2
 from specrig.decoding.drafters.p_eagle import Tree
 from specrig.decoding.drafters.suffix import SuffixTree
+from specrig.decoding.drafters.suffix_p_eagle import REJECTED
 from specrig.decoding.loop import generate
 from specrig.decoding.static_tree import Layout
-from specrig.decoding.types import Context, Draft, Drafter
+from specrig.decoding.types import Context, Draft, Drafter, Verdict
 from specrig.heads.medusa.module import MedusaHeads
 from specrig.runtime import compiled
 
@@ -189,7 +191,7 @@ def test_what_followed_a_drafted_token_is_blended_with_what_the_head_says() -> N
     drafter: Any = registry()["suffix_p_eagle"].__new__(registry()["suffix_p_eagle"])
     tree = SuffixTree(24)
     tree.extend([7, 8, 9, 5])
-    drafter.trees, drafter.depths = [tree], [3]
+    drafter.trees, drafter.depths, drafter.named = [tree], [3], [{}]
     head: Tree = [7, 8, 3], [-1, 0, 0], [log(0.6), log(0.3), log(0.15)]
     tokens, parents, values = drafter.blended(0, head, [-inf] * 5)
     # Behind 7 a match of one token, that occurred once: 8 has 1/4 · 1/1.5. One of both is right with 1 - 1/2 · 5/6.
@@ -198,6 +200,28 @@ def test_what_followed_a_drafted_token_is_blended_with_what_the_head_says() -> N
     assert (tokens, parents) == ([7, 8, 3, 9], [-1, 0, 0, 1])
     assert values == pytest.approx([log(each) for each in (0.6, eight, 0.15, eight * 8 / 21)])
     assert drafter.blended(0, head, [log(0.2)] * 5)[0] == [7, 8], "the others are not worth it"
+
+
+def test_what_the_target_named_behind_a_rejected_token_is_drafted_when_that_token_comes() -> None:
+    """The text is 7 8 9 5, and the target named 4 behind a 6 that it rejected, and 8 behind its own 7."""
+    method: Any = registry()["suffix_p_eagle"]
+    drafter: Any = method.__new__(method)
+    tree = SuffixTree(24)
+    tree.extend([7, 8, 9, 5])
+    drafter.options = method.Options(blend=True, draft_nodes=4)
+    drafter.trees, drafter.depths, drafter.named, drafter.size = [tree], [3], [{}], None
+    drafter.draft = SimpleNamespace(observe=lambda verdict: None)
+    # Two nodes behind 5, 6 and 7, of a row that offers these alone; the target says 1 behind 5 and accepts neither.
+    drafter.drafted = Draft(torch.tensor([[6, 7, 2]]), [[-1, -1, -1]], lengths=[2])
+    drafter.observe(Verdict([[1]], [[]], [0.0], [1], [[6, 7, 2]], [[-1, -1, -1]], choices=[[1, 4, 8, 9]]))
+    assert drafter.named == [{5: 1, 6: 4, 7: 8}], "what is not offered says nothing"
+    tree.extend([7, 8, 9, 5, 1])
+    head: Tree = [6, 7], [-1, -1], [log(0.5), log(0.4)]
+    tokens, parents, values = drafter.blended(0, head, [-inf] * 4)
+    # Behind 6 is what was named there. Behind 7 the text itself holds 8: one of 4 such matches is right, 1 / 1.5 of them.
+    assert (tokens, parents) == ([6, 7, 4, 8], [-1, -1, 0, 1])
+    assert values == pytest.approx([log(each) for each in (0.5, 0.4, 0.5 * REJECTED, 0.4 / 6)])
+    assert drafter.blended(0, head, [log(REJECTED + 0.01)] * 4)[0] == [6, 7], "where no such token pays, none is named"
 
 
 @pytest.mark.parametrize(("method", "options"), [("medusa", {"tree": (2, 1)}), ("p_eagle", {})])

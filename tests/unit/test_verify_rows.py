@@ -122,7 +122,9 @@ def test_where_nothing_is_offered_the_target_says_its_own_token(temperature: flo
     sampler = Sampler(temperature, range(4))
     found = verify(Draft(torch.empty((4, 0), dtype=torch.long)), logits, sampler)
     expected = Sampler(temperature, range(4)).next(logits[:, 0])[0].tolist()
-    assert found == Verdict([[token] for token in expected], [[]] * 4, [0.0] * 4, [0] * 4, [[]] * 4)
+    tokens = [[token] for token in expected]
+    choices = [] if temperature else tokens
+    assert found == Verdict(tokens, [[]] * 4, [0.0] * 4, [0] * 4, [[]] * 4, choices=choices)
 
 
 def test_finished_rows_draw_nothing() -> None:

@@ -104,6 +104,7 @@ class Verdict:
         ratio is alpha.
     drafted, parents: per row the tokens and parents of all nodes, on the host; parents is None for a chain. A drafter
         takes them from here: reading them from the device would make the host wait.
+    choices: at temperature 0, per row the target's most likely token at the root and at every node; else empty.
     logits, hidden: `[B, n + 1, V]` and, after the final norm, `[B, n + 1, D]` of the target at the root and every node.
     aux_hidden_states: `[B, n + 1, F D]`, the target's hidden states at the drafter's F `aux_layers`, joined.
     """
@@ -114,6 +115,7 @@ class Verdict:
     reached: list[int]
     drafted: list[list[int]] = field(default_factory=list)
     parents: list[Sequence[int]] | None = None
+    choices: list[list[int]] = field(default_factory=list)
     logits: Tensor | None = None
     hidden: Tensor | None = None
     aux_hidden_states: Tensor | None = None

@@ -76,6 +76,7 @@ def _chain_greedy(draft: Draft, logits: Tensor) -> Verdict:
             accepted += 1
         # p and q are one-hot: Σ min(p, q) is 1 where they agree, else 0.
         _add(verdict, accepted, length, drafted, chosen[accepted], float(accepted))
+        verdict.choices.append(chosen)
     return verdict
 
 

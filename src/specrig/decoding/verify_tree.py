@@ -133,9 +133,10 @@ def _greedy(draft: Draft, logits: Tensor) -> Verdict:
     """Temperature 0: a child is accepted where its token is the target's most likely one at its parent."""
     verdict = empty_verdict(draft)
     for row in read_rows(draft, argmax(logits)):
-        chosen = row.values  # by slot
-        path = _first(row.children, lambda node, child, row=row: row.tokens[child] == row.values[node + 1])  # type: ignore[misc]
+        chosen = [int(token) for token in row.values]  # by slot
+        path = _first(row.children, lambda node, child: row.tokens[child] == chosen[node + 1])  # noqa: B023 - used at once
         add_row(verdict, row, path, chosen[path[-1] + 1 if path else 0], None)
+        verdict.choices.append(chosen)
     return verdict
 
 
