@@ -103,7 +103,8 @@ class SuffixPEagle(SuffixHybrid):
     def blended(self, row: int, tree: Tree, least: Sequence[float]) -> Tree:
         """The head's tree of a row joined with what its text says; see `p_eagle.Blend`."""
         tokens, parents, values = tree
-        text, below, lowest = self.trees[row], dict[int, list[int]](), exp(least[0])
+        text, below, bars = self.trees[row], dict[int, list[int]](), [exp(lowest) for lowest in least]
+        lowest = bars[0]
         for node, parent in enumerate(parents):
             below.setdefault(parent, []).append(node)
 
@@ -123,10 +124,8 @@ class SuffixPEagle(SuffixHybrid):
                 yield 1 - chance, name, name, (own.get(name), matches, name)
 
         root: At = (-1, text.matches, None)
-        found = likeliest(root, children, len(least), self.depths[row], lowest)
-        logs = [log(chance) for chance in found[0]]
-        count = next((at for at, value in enumerate(logs) if value < least[at]), len(logs))
-        return found[1][:count], found[2][:count], logs[:count]
+        chances, drafted, above = likeliest(root, children, len(least), self.depths[row], bars)
+        return drafted, above, [log(chance) for chance in chances]
 
     def drafter_context(self, context: Context, depths: list[int]) -> Context:
         """The head runs all rows that go on: in all of them the same rounds' states wait for it."""
