@@ -100,7 +100,7 @@ class FixedTree:
 
 
 class FittedTree:
-    """As many of the most promising nodes as a pass of that width pays for here (`decoding.draft_size`)."""
+    """As many of the most promising nodes as pay here (`decoding.draft_size`)."""
 
     def __init__(self, size: DraftSize, accuracy: Sequence[Sequence[float]]) -> None:
         """accuracy: see `promising`; what is accepted corrects its scale."""

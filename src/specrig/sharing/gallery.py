@@ -127,7 +127,7 @@ def index_markdown(found: Sequence[PublishedPair], others: Sequence[str] = ()) -
     ]
     caption = (
         "# Published studies\n\n"
-        f"![Speedup by method, with 95 % intervals, of every published study]({FIGURE})\n\n"
+        f"![Speedup by method, with 95 % intervals, of the pairs with most methods]({FIGURE})\n\n"
         "Speedup over plain decoding of the fastest lossless method of each pair: geometric mean over tasks with its "
         "95 % interval, at the lowest temperature and the smallest batch, each half of the prompts at the k that the "
         "other half chose. Methods that failed the audit do not count; disturbed measurements (‡) only where there are "

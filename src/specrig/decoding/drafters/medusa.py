@@ -47,7 +47,7 @@ WIDEST = 8
 
 class TreeOptions(MethodOptions):
     """tree: branching per level of a regular tree; None: the `nodes` most promising nodes by the heads' measured
-    accuracies; nodes: auto takes as many as a pass of that width pays for here (`decoding.draft_size`).
+    accuracies; nodes: auto takes as many as pay here (`decoding.draft_size`).
     """
 
     tree: tuple[int, ...] | None = Field(None, min_length=1)
