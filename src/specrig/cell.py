@@ -41,7 +41,9 @@ class Cell(BaseModel):
     def slug(self) -> str:
         """A name that is safe in a path, unique within the job and the same in every run, e.g. `code-k4-t0-b1`."""
         variant = f"-{self.variant}" if self.variant else ""
-        return f"{self.task}-k{self.k}-t{self.temperature:g}-b{self.batch_size}{variant}"
+        short = f"{self.temperature:g}"
+        temperature = short if float(short) == self.temperature else repr(self.temperature)
+        return f"{self.task}-k{self.k}-t{temperature}-b{self.batch_size}{variant}"
 
     @property
     def name(self) -> str:

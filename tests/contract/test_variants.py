@@ -26,7 +26,9 @@ from specrig.decoding.loop import generate
 from specrig.decoding.static_tree import Layout
 from specrig.decoding.types import Context, Draft, Drafter, Verdict
 from specrig.heads.medusa.module import MedusaHeads
+from specrig.heads.p_eagle import module as p_eagle
 from specrig.runtime import compiled
+from specrig.runtime.types import DecodingError
 
 PROMPT, LENGTH, ROWS, BATCHES, K = [3, 5, 3, 5], 3, 1000, 6, 3
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
@@ -186,6 +188,44 @@ def test_a_blended_tree_keeps_the_greedy_output(nodes: int | str, passes: int) -
     assert copies and 2 < deepest <= 4, "copies were drafted, below the head's last level too"
 
 
+def test_states_that_waited_while_copies_were_drafted_fit_behind_a_longer_row() -> None:
+    lab = Lab(vocab_size=32)
+    lab.target.start(2, 128)
+    head: Any = lab.drafter("p_eagle").head
+    width = 3 * lab.target.hidden_size
+    rows = [[3] * 100, [1, 2, 20]]
+    head.begin(rows, torch.randn(2, 100, width))
+    for _ in range(12):  # rounds of copies: the head does not run
+        head.accept(torch.randn(2, 9, width), [list(range(8))] * 2)
+        rows = [[*row, *range(9)] for row in rows]
+    assert head.draft(rows, [True, False], 4).shape[:2] == (2, 4)
+
+
+def test_a_p_eagle_head_that_never_read_its_own_output_does_not_draft_token_by_token() -> None:
+    lab = Lab(vocab_size=32)
+    config = p_eagle.head_config(lab.target.config)
+    for name in ("p_eagle", "eagle3"):
+        p_eagle.save(lab.head(name), config, p_eagle.random_tensors(config, 5, 0.15))
+    drafters: list[tuple[str, dict[str, Any]]] = [
+        ("eagle3", {}),
+        ("p_eagle", {"passes": 2}),
+        ("suffix_p_eagle", {"draft_passes": 2}),
+    ]
+    for rollout in (None, 2, 1):
+        if rollout:
+            config.specrig = {"rollout": rollout}
+            for name in ("p_eagle", "eagle3"):
+                p_eagle.save(lab.head(name), config, p_eagle.random_tensors(config, 5, 0.15))
+        lab.drafter("p_eagle")
+        lab.drafter("suffix_p_eagle")
+        for name, options in drafters:
+            if rollout == 1:
+                with pytest.raises(DecodingError, match="never learnt to read its own output"):
+                    lab.drafter(name, **options)
+            else:
+                lab.drafter(name, **options)
+
+
 def test_what_followed_a_drafted_token_is_blended_with_what_the_head_says() -> None:
     """The text holds 7 8 9 once. The head drafts 7 (.6) and behind it 8 (.5) or 3 (.25)."""
     drafter: Any = registry()["suffix_p_eagle"].__new__(registry()["suffix_p_eagle"])
@@ -200,6 +240,8 @@ def test_what_followed_a_drafted_token_is_blended_with_what_the_head_says() -> N
     assert (tokens, parents) == ([7, 8, 3, 9], [-1, 0, 0, 1])
     assert values == pytest.approx([log(each) for each in (0.6, eight, 0.15, eight * 8 / 21)])
     assert drafter.blended(0, head, [log(0.2)] * 5)[0] == [7, 8], "the others are not worth it"
+    impossible: Tree = [7, 8, 3], [-1, 0, 0], [log(0.6), log(0.3), -60.0]
+    assert drafter.blended(0, impossible, [-inf] * 5)[0] == [7, 8, 9], "a chance of 1e-26 is none"
 
 
 def test_what_the_target_named_behind_a_rejected_token_is_drafted_when_that_token_comes() -> None:

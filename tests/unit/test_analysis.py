@@ -333,6 +333,8 @@ def test_a_batch_against_prompts_run_one_by_one() -> None:
     assert row["predicted_speedup"] == pytest.approx(2.0)
     assert row["baseline_tokens_per_s"] == pytest.approx(10.0)
     assert row["tokens_per_s"] == pytest.approx(20.0)
+    assert row["baseline_ms_per_token"] == pytest.approx(100.0) and row["ms_per_token"] == pytest.approx(200.0)
+    assert row["baseline_ttft_ms"] == row["ttft_ms"] == pytest.approx(100.0), "of one prompt, not of four"
 
 
 def test_an_engines_totals_stand_in_for_rounds() -> None:

@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 import yaml
 
+from specrig.corpus.trained_on import fingerprint
 from specrig.measurement.task_prompts import fetch_prompts
 from specrig.study.load import load_study
 from specrig.study.problems import StudyError
@@ -38,6 +39,25 @@ def test_csv_parquet_and_jsonl_hold_the_same_prompts(tmp_path: Path) -> None:
         assert read_prompts(tmp_path / f"p.{ending}", **mapping) == expected, ending
     nested = read_prompts(tmp_path / "p.parquet", prompt_field="de", reference_field="tests.0")
     assert [prompt.reference for prompt in nested] == ["assert 1", "assert 3"]
+
+
+def test_a_csv_file_holds_text_as_it_is_written(tmp_path: Path) -> None:
+    (tmp_path / "p.csv").write_text("id,prompt,answer,kind\n001,7,0.50,01\n1,TRUE,02139,01\n2,x,,02\n")
+    found = read_prompts(tmp_path / "p.csv", reference_field="answer", where={"kind": "01"})
+    assert found == [Prompt("001", "7", "0.50"), Prompt("1", "TRUE", "02139")]
+
+
+def test_a_task_whose_prompts_were_all_learnt_from_is_refused(workplace: Path) -> None:
+    Path("mine.jsonl").write_text("".join(json.dumps({"id": n, "prompt": f"Prompt {n}"}) + "\n" for n in range(3)))
+    Path("configs/tasks.tsv").write_text("task\tsource\nmine\tmine.jsonl\n")
+    config = yaml.safe_load(Path("configs/test.yaml").read_text()) | {"tasks": ["mine"], "prompts": 2}
+    Path("configs/own.yaml").write_text(yaml.safe_dump(config))
+    study = load_study(Path("configs/own.yaml"))
+    study.__dict__["_trained_on"] = frozenset(fingerprint(f"Prompt {n}") for n in range(2))
+    assert [prompt.text for prompt in study.prompts_of("mine", study.root)] == ["Prompt 2"]
+    study.__dict__["_trained_on"] |= {fingerprint("prompt 2")}
+    with pytest.raises(PromptError, match=r"task mine: a draft or head .* learnt from all of its 3 prompts"):
+        study.prompts_of("mine", study.root)
 
 
 def test_templates_fill_in_fields_lists_and_first_characters(tmp_path: Path) -> None:

@@ -48,11 +48,11 @@ def test_a_card_says_what_the_weights_are(tmp_path: Path, monkeypatch: pytest.Mo
         (TRAINED_FOR, {"target": "a target", "identity": "ab12", "initial_checkpoint": "cd34"}),
     ):
         (models / "medusa" / name).write_text(json.dumps(content))
-    # Cut after an hour, then half an hour more.
+    # The clock of a training that was cut goes on.
     curve = [
         {"step": 1, "tokens": 10, "seconds": 3600.0, "loss": 2.0},
-        {"step": 2, "tokens": 2000, "seconds": 1800.0, "loss": 1.0},
-        {"step": 2, "seconds": 1800.0, "acceptance": [0.5, 0.25], "tau_sim": 1.6},
+        {"step": 2, "tokens": 2000, "seconds": 5400.0, "loss": 1.0},
+        {"step": 2, "seconds": 5400.0, "acceptance": [0.5, 0.25], "tau_sim": 1.6},
     ]
     (models / "medusa/training.jsonl").write_text("".join(json.dumps(line) + "\n" for line in curve))
     (study.root / "tables").mkdir()

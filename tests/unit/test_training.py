@@ -32,7 +32,7 @@ from specrig.training.optimizer import Optimizer, orthogonalise
 from specrig.training.recipe import Distillation, Growth, Optimisation, Recipe, Shape
 from specrig.training.run import model_folder, training, within_memory
 from specrig.training.stages import TEXT
-from specrig.training.target_text import SHARDS, read_text, write_text
+from specrig.training.target_text import SHARDS, read_text, row_batches, write_text
 from specrig.training.text_shards import TextShards
 from specrig.training.tokenizer import END_OF_TEXT, load_tokenizer, train_tokenizer
 from specrig.training.trainer import (
@@ -214,6 +214,50 @@ def test_an_interrupted_training_leaves_no_folder_and_the_old_model(tmp_path: Pa
 
 class Killed(BaseException):
     pass
+
+
+def test_a_training_that_fails_keeps_its_checkpoint_and_its_clock(
+    pair: Path, uncut: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that is full at step 8 costs the steps since the last checkpoint, not the training."""
+
+    def save_then_fail(state: State, step: int) -> None:
+        if step == 6:
+            state.save(step)
+        if step == 8:
+            raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
+        patch.setattr(State, "keep", save_then_fail)
+        train_target(TEN_STEPS, pair / "corpus", tmp_path / "target", progress=False)
+    taken: list[int] = []
+    monkeypatch.setattr(State, "keep", lambda state, step: taken.append(step))
+    train_target(TEN_STEPS, pair / "corpus", tmp_path / "target", progress=False)
+    assert taken == [7, 8, 9, 10]
+    whole, again = (load_file(folder / "model.safetensors") for folder in (uncut, tmp_path / "target"))
+    assert all(torch.equal(whole[name], again[name]) for name in whole)
+    rows = [json.loads(line) for line in (tmp_path / "target/training.jsonl").read_text().splitlines()]
+    seconds = [row["seconds"] for row in rows]
+    assert seconds == sorted(seconds) and [row["step"] for row in rows if "loss" in row] == list(range(1, 11))
+
+
+def test_stages_of_growth_that_no_step_tells_apart_are_refused() -> None:
+    settings = {"steps": 6, "growth": [{"until": 0.6, "layers": 1}, {"until": 0.75, "layers": 2}]}
+    with pytest.raises(ValidationError, match="target_training: 6 steps are too few for `growth`: raise steps"):
+        Recipe.model_validate(TINY | {"target": TINY["target"] | {"layers": 3}, "target_training": settings})
+
+
+def test_requests_that_are_all_too_long_are_said_before_anything_is_written(pair: Path, tmp_path: Path) -> None:
+    recipe = TINY_RECIPE.model_copy(update={"text": TINY_RECIPE.text.model_copy(update={"sequence": 8})})
+    shutil.copytree(pair / "models/target", tmp_path / "target")
+    with pytest.raises(TrainingError, match=r"no train request is left. .* at most 4 tokens \(half of training\.text"):
+        write_text(recipe, pair / "corpus", tmp_path, tmp_path / "target")
+    assert not (tmp_path / TEXT).exists()
+
+
+def test_nothing_to_learn_from_is_said_at_once() -> None:
+    with pytest.raises(TrainingError, match=r"nothing to learn from: raise training\.text\.sequences"):
+        next(row_batches(0, 4, 1))
 
 
 @pytest.mark.parametrize("cut", [1, 5, 9])

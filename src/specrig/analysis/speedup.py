@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any, Literal
 
 import numpy as np
@@ -46,7 +47,8 @@ class Times:
 def group_times(records: Iterable[Record]) -> Times:
     """A table of the times and token counts of one cell, with a row for each (group, replicate, repeat).
 
-    `rows` is the number of prompts in the group. The other columns exist for the method and, with the prefix
+    `rows` is the number of prompts in the group, and `baseline_rows` how many of them the baseline decodes together: all,
+    or one where it decodes them alone. Then its times are sums over the prompts, but `baseline_ttft_s` is a mean. The other columns exist for the method and, with the prefix
     `baseline_`, for the baseline: `tokens` (all emitted tokens), `decode_tokens` (without those that prefill emitted,
     usually the first), `decode_s`, `ttft_s`, `prefill_s` (`ttft_s` and the drafter's own prefill) and `energy_j` (the
     whole generation, NaN where not counted). Times in seconds and energies in joules are those of the whole batch.
@@ -57,6 +59,7 @@ def group_times(records: Iterable[Record]) -> Times:
     rows = [
         {
             "rows": len(members),
+            "baseline_rows": 1 if members[0].baseline_alone else len(members),
             **_times([record.run for record in members], ""),
             **_times([record.baseline for record in members], "baseline_", alone=members[0].baseline_alone),
         }
@@ -120,7 +123,7 @@ def tokens_per_s_interval(times: Times, runs: Estimate | None = None) -> Interva
 def ms_per_token(times: Times, side: Literal["", "baseline_"] = "") -> float:
     """Milliseconds between two tokens of a sequence (TPOT): 1000 · Σ decode_s · rows / Σ decode tokens."""
     tokens = times[f"{side}decode_tokens"].sum()
-    return float(1000 * (times[f"{side}decode_s"] * times["rows"]).sum() / tokens) if tokens else float("nan")
+    return float(1000 * (times[f"{side}decode_s"] * times[f"{side}rows"]).sum() / tokens) if tokens else float("nan")
 
 
 def baseline_drift(records: Iterable[Record]) -> float:
@@ -204,7 +207,7 @@ def _times(runs: list[Run], side: str, *, alone: bool = False) -> dict[str, floa
         f"{side}tokens": sum(len(run.tokens) for run in runs),
         f"{side}decode_tokens": sum(len(run.tokens) - run.prefill_tokens for run in runs),
         f"{side}decode_s": total(run.decode_s for run in runs),
-        f"{side}ttft_s": total(run.ttft_s for run in runs),
+        f"{side}ttft_s": (fmean if alone else max)(run.ttft_s for run in runs),
         f"{side}prefill_s": total(run.prefill_s for run in runs),
         f"{side}energy_j": total(energies) if len(energies) == len(runs) else float("nan"),
     }

@@ -147,7 +147,8 @@ class DraftHead(Checkpoint, LlamaModel):
         left-aligned.
         """
         self.limit_to_first(self.target.vocab_size)
-        self.start_like(self.target)
+        # States that wait while another method drafts are run behind the longest row, whichever row they are of.
+        self.start(len(rows), self.target.cache.slots * (2 if len(rows) > 1 else 1))
         last = [len(tokens) - 2 for tokens in rows]  # the prompt's last position: its feature yields the first draft
         if max(last) > 0:
             entries = [list(tokens[1 : end + 1]) for tokens, end in zip(rows, last, strict=True)]

@@ -39,8 +39,8 @@ class Rounds(BaseModel):
     """The rounds of one generation. Each list has one entry for each verification pass of the target.
 
     `drafted`: number of draft tokens that were verified (the nodes of a tree). `depth`: tokens on the longest drafted
-    path; the same as `drafted` for a chain. `accepted`: draft tokens that were accepted, also those that the stop rule
-    then cut off. `emitted`: tokens that reached the output, with the correction or bonus token. `cut`: whether the stop
+    path; the same as `drafted` for a chain. `accepted`: draft tokens that were accepted, without those that the stop
+    rule then cut off. `emitted`: tokens that reached the output, with the correction or bonus token. `cut`: whether the stop
     rule (end of sequence or length limit) shortened the last round, which is then left out of `acceptance_length`.
     """
 

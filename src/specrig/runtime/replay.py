@@ -49,8 +49,8 @@ class Replay:
     """The recordings of one model's passes. A recording is found by its key and the shapes of its inputs."""
 
     spent: ClassVar[float] = 0.0
-    """Seconds spent on recording, by all models. Recording belongs to starting up, whenever it happens, so `device.now`
-    leaves it out.
+    """Seconds spent on recording and on timing passes (`Resources.pass_costs`), by all models. Both belong to starting up,
+    whenever they happen, so `device.now` leaves them out.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -8,13 +8,11 @@ nobody evaluates with them.
 
 from __future__ import annotations
 
-import itertools
 import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import torch
@@ -96,7 +94,7 @@ def _card(study: Study, pair: str, model: str, folder: Path, licence: str) -> st
     precision = "8 bits" if is_rounded(folder) else "bfloat16"
     with _reading(source / "training.jsonl"):
         lines = [json.loads(line) for line in (source / "training.jsonl").read_bytes().splitlines()]
-        seen, hours = max(line.get("tokens", 0) for line in lines), _hours(lines)
+        seen, hours = max(line.get("tokens", 0) for line in lines), float(lines[-1]["seconds"]) / 3600
         steps, last = int(lines[-1]["step"]), [line for line in lines if "tau_sim" in line][-1:]
     machine = processor()
     facts = {
@@ -134,13 +132,6 @@ def _text(file: Path) -> str:
         tokens, written = found["train.tokens"], found["train.written"]
     whole = (written * torch.arange(1, written.shape[1] + 1)).amax(1).sum()
     return f"{len(tokens):,} texts of {int(whole):,} tokens, of which the target wrote {int(written.sum()):,}"
-
-
-def _hours(lines: list[dict[str, Any]]) -> float:
-    """Of all sittings: where a training was cut, its clock begins again."""
-    seconds = [float(line["seconds"]) for line in lines]
-    ends = [before for before, after in itertools.pairwise(seconds) if after < before]
-    return sum([*ends, seconds[-1]]) / 3600
 
 
 def _measured(study: Study, pair: str, model: str) -> str:

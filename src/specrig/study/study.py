@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from specrig.corpus.trained_on import fingerprint, trained_on
+from specrig.corpus.trained_on import REQUESTS, fingerprint, trained_on
 from specrig.corpus.wording import normalized
 from specrig.study.config import Config
 from specrig.study.grid import Grid
@@ -55,9 +55,15 @@ class Study(Config):
         """The first prompts of a task, as many as its cell with the largest batch runs; `root` is the results folder.
 
         Without those that a draft or head of the study's pairs learnt from, as its folder says. Raises PromptError for
-        a file that has no prompts, has a wrong format or is not fetched yet.
+        a file that has no prompts, has a wrong format or is not fetched yet, and where all prompts are left out.
         """
-        unseen = [each for each in self._read(task, root) if self._trained_on.isdisjoint(map(fingerprint, each.asks()))]
+        found = self._read(task, root)
+        unseen = [each for each in found if self._trained_on.isdisjoint(map(fingerprint, each.asks()))]
+        if found and not unseen:
+            raise PromptError(
+                f"task {task}: a draft or head of the study's pairs learnt from all of its {len(found)} prompts (see "
+                f"{REQUESTS} in the folders that the pairs table names); name other prompts, or other weights"
+            )
         return unseen[: self.grid.prompts_read(task)]
 
     def evaluated(self, root: Path) -> frozenset[str]:

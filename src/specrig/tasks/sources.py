@@ -137,10 +137,10 @@ _TABLES = {".csv": "read_csv", ".parquet": "read_parquet"}
 def _table(content: bytes, ending: str, source: str) -> Iterator[Row]:
     import pandas as pd
 
+    # A CSV file holds text: 02139 and 0.50 stay as they are written.
+    text = {"keep_default_na": False, "dtype": str} if ending == ".csv" else {}
     try:
-        frame = getattr(pd, _TABLES[ending])(
-            io.BytesIO(content), **({"keep_default_na": False} if ending == ".csv" else {})
-        )
+        frame = getattr(pd, _TABLES[ending])(io.BytesIO(content), **text)
     except Exception as error:  # each reader has its own
         raise PromptError(f"{source}: not a readable {ending} file ({first_line(error)}); check its content") from error
     for number, row in enumerate(frame.to_dict("records"), 1):

@@ -195,6 +195,9 @@ class Training(Settings):
             for one, two in itertools.pairwise(stages):
                 if two.until <= one.until or two.layers <= one.layers:
                     raise ValueError(f"{name}_training.growth: `until` and `layers` must rise from stage to stage")
+            ends = [0, *(round(training.steps * stage.until) for stage in stages), training.steps]
+            if stages and any(end <= begin for begin, end in itertools.pairwise(ends)):
+                raise ValueError(f"{name}_training: {training.steps} steps are too few for `growth`: raise steps")
             if stages and stages[-1].layers >= shape.layers:
                 raise ValueError(f"{name}_training.growth must stay below {name}.layers ({shape.layers})")
         if self.text.sequence > self.target.context:

@@ -46,10 +46,12 @@ class Curve:
         self.label, self.steps = label, steps
         kept = path.read_text(encoding="utf-8").splitlines(keepends=True) if done else []
         self.file = path.open("w", encoding="utf-8")
-        self.file.writelines(line for line in kept if line.endswith("\n") and json.loads(line)["step"] <= done)
+        whole = [line for line in kept if line.endswith("\n") and json.loads(line)["step"] <= done]
+        self.file.writelines(whole)
         self.pending: list[tuple[int, Tensor, dict[str, Any]]] = []
-        self.start = time.perf_counter()
-        self.spoke = self.start
+        self.spoke = time.perf_counter()
+        # The time of a training that was cut goes on where its last kept line ends.
+        self.start = self.spoke - (json.loads(whole[-1])["seconds"] if whole else 0.0)
         console = Console(stderr=True, emoji=False)
         self.bar: Progress | None = None
         if progress and console.is_terminal:
@@ -186,10 +188,11 @@ def key_of(recipe: Recipe, *files: Path) -> str:
 
 @contextmanager
 def model_folder(out: Path, key: str = "") -> Iterator[Path]:
-    """A hidden sibling of `out` to write a model into; renamed to `out` at the end, removed on an error.
+    """A hidden sibling of `out` to write a model into; renamed to `out` at the end.
 
-    A killed or interrupted training leaves at most the hidden folder, never a model folder that looks finished; the
-    next one goes on from its checkpoint, or clears it when that is another training's.
+    A training that was killed or that failed leaves at most the hidden folder, never a model folder that looks
+    finished. The next one goes on from its checkpoint, or clears it when that is another training's. A training that
+    fails before its first checkpoint leaves nothing.
     """
     out.parent.mkdir(parents=True, exist_ok=True)
     temporary = out.parent / f".{out.name}.unfinished"
@@ -201,7 +204,8 @@ def model_folder(out: Path, key: str = "") -> Iterator[Path]:
     try:
         yield temporary
     except Exception:
-        shutil.rmtree(temporary, ignore_errors=True)
+        if not steps_done(temporary, key):
+            shutil.rmtree(temporary, ignore_errors=True)
         raise
     (temporary / CHECKPOINT).unlink(missing_ok=True)
     shutil.rmtree(temporary / STATES, ignore_errors=True)

@@ -56,6 +56,16 @@ def write_text(
     with within_memory("the target's text"):
         heldout = shards.texts("heldout", recipe.text.heldout_sequences)
         train = shards.texts("train", recipe.text.sequences, heldout)
+    for part, found, wanted in (
+        ("train", train, recipe.text.sequences),
+        ("held-out", heldout, recipe.text.heldout_sequences),
+    ):
+        if wanted and not found:
+            raise TrainingError(
+                f"training.prompts: no {part} request is left. A request counts if it has at most "
+                f"{(recipe.text.sequence + 1) // 2} tokens (half of training.text.sequence) and is not a prompt of the "
+                "study. Add or shorten requests, or raise training.text.sequence"
+            )
     tensors: dict[str, Tensor] = {}
     for part, found in (("train", train), ("heldout", heldout)):
         tokens = torch.full((len(found), recipe.text.sequence + 1), shards.eos[0])
@@ -137,7 +147,14 @@ def frequent(texts: Texts, count: int | None, vocabulary: int) -> Tensor | None:
 
 
 def row_batches(count: int, batch: int, seed: int) -> Iterator[Tensor]:
-    """Yield the indices of `batch` rows at a time for ever; each epoch goes through all `count` rows in a new order."""
+    """Yield the indices of `batch` rows at a time for ever; each epoch goes through all `count` rows in a new order.
+
+    Raises TrainingError where there are no rows.
+    """
+    if not count:
+        raise TrainingError(
+            "there is nothing to learn from: raise training.text.sequences, or a head's corpus_sequences"
+        )
     generator = torch.Generator().manual_seed(seed)
     order = torch.empty(0, dtype=torch.int64)
     while True:

@@ -120,8 +120,9 @@ class SuffixPEagle(SuffixHybrid):
                 own[tokens[child]] = child
                 share = exp(values[child] - (values[node] if node is not None and node >= 0 else 0.0))
                 missed[tokens[child]] = missed.get(tokens[child], 1.0) * (1 - share)
-            for name, chance in missed.items():
-                yield 1 - chance, name, name, (own.get(name), matches, name)
+            for name, wrong in missed.items():
+                if wrong < 1:  # of a token without any chance there is no logarithm
+                    yield 1 - wrong, name, name, (own.get(name), matches, name)
 
         root: At = (-1, text.matches, None)
         chances, drafted, above = likeliest(root, children, len(least), self.depths[row], bars)

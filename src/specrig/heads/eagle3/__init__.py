@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from pydantic import Field
 
@@ -26,6 +26,19 @@ def choose_aux_layers(layers: int) -> tuple[int, int, int]:
 
 MASKS = "ptd_token_id", "mask_hidden", *BIAS
 """What a P-EAGLE head, which may serve as one of EAGLE-3, has besides."""
+
+
+def untaught(config: Mapping[str, Any]) -> str | None:
+    """Why a head with this config.json drafts badly token by token: it is one of P-EAGLE that never learnt to read its own
+    output. None: it did learn that, or the checkpoint does not say.
+    """
+    rollout = (config.get("specrig") or {}).get("rollout")
+    if not isinstance(rollout, int) or rollout > 1:
+        return None
+    return (
+        "this P-EAGLE head never learnt to read its own output, so it drafts badly token by token; use it with `p_eagle` "
+        "and one pass, or train it with `p_eagle: {rollout: 2}`"
+    )
 
 
 class Eagle3(UnrolledHead):
@@ -55,6 +68,11 @@ class Eagle3(UnrolledHead):
     def aux_layers(self, layers: int) -> tuple[int, ...]:
         """See `choose_aux_layers`."""
         return choose_aux_layers(layers)
+
+    @classmethod
+    def unloadable(cls, engine: str, config: Mapping[str, Any]) -> str | None:
+        """See `untaught`."""
+        return untaught(config)
 
     def weights(self, sizes: Sizes) -> float:
         """Of the layer and of its own LM head."""

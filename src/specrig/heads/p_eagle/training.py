@@ -40,6 +40,7 @@ class PEagleLearner(AuxStatesLearner):
         super().__init__(settings, model, teacher, vocabulary, seed)
         drafted = None if vocabulary is None else len(vocabulary)
         self.config = checkpoint.head_config(model.config, drafted, settings.layers, settings.markov_rank)
+        self.config.specrig = {"rollout": settings.rollout}  # without rollout it must not draft token by token
         self.markov = MarkovBias.untrained(model.vocabulary, len(self.lm_head), settings.markov_rank, seed + 2)
         generator = torch.Generator().manual_seed(seed + 1)
         self.mask_hidden = nn.Parameter(torch.randn(3 * model.hidden, generator=generator))
