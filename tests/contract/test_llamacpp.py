@@ -73,7 +73,7 @@ def _cut(head: Path, kept: list[int]) -> None:
     config.save_pretrained(head)
 
 
-@pytest.mark.parametrize("kind", ["simple", "map-k", "map-k4v", "mod"])
+@pytest.mark.parametrize("kind", ["simple", "map-k", "map-k4v"])
 def test_every_ngram_type_keeps_the_output_and_counts(toy_pair: PairFiles, kind: str) -> None:
     pair = replace(toy_pair, engine_options={"llamacpp": {"ngram": kind}})
     (plain,) = Native(pair).generate(cell("native", "autoregressive", 0), [PROMPT], max_new_tokens=200, seeds=[0])

@@ -479,7 +479,7 @@ def test_a_study_is_held_against_its_claims(study: Path, tmp_path: Path) -> None
     assert "| C1 |" in shown and "| C2 |" in shown and "| C3 |" not in shown, (
         "the CSV alone has those without a verdict"
     )
-    assert "1 other reported figure, without such a verdict, stands in reproduction.csv." in shown
+    assert "1 other reported figure, without such a verdict, is listed in reproduction.csv." in shown
     paper = (tmp_path / "tables/reproduction.tex").read_text()
     assert (
         r"source & {reproduced} & {lower} & {\shortstack[c]{not\\comparable}} \\" in paper
@@ -490,7 +490,7 @@ def test_a_study_is_held_against_its_claims(study: Path, tmp_path: Path) -> None
 def test_the_report_shows_the_claims(study: Path, report_text: Callable[[Path], str]) -> None:
     page = report_text(study)
     assert "Of 3 reported figures: 1 reproduced, 1 lower, 1 not comparable." in page
-    assert "1 other reported figure, without such a verdict, stands in reproduction.csv." in page
+    assert "1 other reported figure, without such a verdict, is listed in reproduction.csv." in page
     assert "hardware (H100 reported, RTX 4090 measured)" not in page and 'download="reproduction.csv"' in page
     assert "Measured and predicted best k are at most 1 apart" in page and "To detect a difference of 5%" in page
     config = json.loads((study / "study.json").read_text()) | {"tables": {}}

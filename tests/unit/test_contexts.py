@@ -101,7 +101,7 @@ def test_a_report_names_the_method_that_falls_first(tmp_path: Path, monkeypatch:
     results = StudyResults(read_study(folder))
     (sentence,) = results.contexts_sentences
     assert "is the first to fall below plain decoding" in sentence or "loses most" in sentence
-    assert "Most of it is acceptance." in sentence and "at context 4096" in sentence
+    assert "Most of the loss is due to acceptance." in sentence and "at context 4096" in sentence
     figure = along(results.contexts, "context", SCREEN)
     assert figure.axes[0].get_xscale() == "log"
     assert results.contexts_grid.header[2:4] == ["context", "prompt tokens"]

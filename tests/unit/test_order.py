@@ -137,7 +137,7 @@ def test_tables_and_sentences(results: StudyResults) -> None:
     table, changes = order_table(found), changes_table(found)
     assert table["reported"].item() == "ngram 3.00 > draft_model 1.50 > adaptive_k 1.00"
     assert len(changes) == table["changed"].item() and set(FACTORS) <= set(changes.columns)
-    assert "of 1 reported orders by speed" in sentence(table).lower() and "acceptance in" in reasons_sentence(changes)
+    assert "over 1 reported orders by speed" in sentence(table).lower() and "acceptance in" in reasons_sentence(changes)
     assert sentence(order_table([])) == "No source ranks two methods that this study measured."
     assert reasons_sentence(pd.DataFrame(columns=list(FACTORS))) == ""
 

@@ -200,7 +200,11 @@ def test_the_clock_by_hand() -> None:
     (got,) = generations_of([Completion([1] * 6, [(0.5, 4), (0.9, 6)])], 4)
     assert got.decode_s == pytest.approx(0.4 * 5 / 2)
     rows = generations_of([alone, Completion([1, 2], [(0.6, 1), (1.1, 2)])], 4)
-    assert {(row.ttft_s, round(row.decode_s, 6)) for row in rows} == {(0.5, 0.6)}
+    # The clock starts when both have a token. None of the five others came before.
+    assert {(row.ttft_s, round(row.decode_s, 6)) for row in rows} == {(0.6, 0.5)}
+    # When the last row's first token comes, another one has three tokens: 4 of 6 others are timed.
+    rows = generations_of([alone, Completion([1, 2, 3], [(0.8, 1), (1.1, 3)])], 4)
+    assert {(row.ttft_s, round(row.decode_s, 6)) for row in rows} == {(0.8, round(0.3 * 6 / 4, 6))}
 
 
 def test_counters_by_hand() -> None:

@@ -162,7 +162,7 @@ def test_records_say_that_the_acceptance_is_simulated(study: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ("random\t0.7", "random\t", "declare one between 0 and 1"),
+        ("random\t0.7", "random\t", "set simulated_acceptance from 0 to 1"),
         ("random\t0.7", "random\t1.5", "less than or equal to 1"),
         ("random\t0.7", "\t1.5", "less than or equal to 1"),
     ],

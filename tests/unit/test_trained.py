@@ -112,7 +112,7 @@ def test_medusa_2_of_a_foreign_target(workplace: Path) -> None:
         ("own\towner/model\t\t\t\ntwo\tmedusa2:own\ttrained\t\t\n", ["two', target: 'own' is not a row whose Medusa "
         "heads are trained"]),
         ("own\towner/model\ttrained\t\ttrained\tawq\n", ["a target that its engine quantizes as awq cannot teach", "trained:<that row>"]),
-        ("own\tmeta-llama/Llama-3.1-8B\ttrained\t\ttrained\t\trandom\t0.7\n", ["what is trained has weights: leave weights empty"]),
+        ("own\tmeta-llama/Llama-3.1-8B\ttrained\t\ttrained\t\trandom\t0.7\n", ["a trained model cannot have random weights: leave weights empty"]),
     ],
 )  # fmt: skip
 def test_what_cannot_be_trained_is_named_by_row(workplace: Path, rows: str, expected: list[str]) -> None:

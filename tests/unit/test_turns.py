@@ -158,7 +158,7 @@ def test_a_report_says_by_turn_what_was_lost_and_why(tmp_path: Path, monkeypatch
         row["acceptance_length"] / row["predicted_speedup"]
     )
     (sentence,) = results.turns_sentences
-    assert "Most of it is acceptance." in sentence
+    assert "Most of the loss is due to acceptance." in sentence
     factors = [float(number) for number in re.findall(r"× (\d\.\d+)", sentence)]
     start, end = map(float, re.findall(r"(\d\.\d+) at turn", sentence))
     assert len(factors) == 4 and math.prod(factors) == pytest.approx(end / start, rel=0.05)

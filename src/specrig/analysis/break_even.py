@@ -28,7 +28,7 @@ COLUMNS = [
     *["acceptance_length", "alpha", *NEEDED, "disturbed"],
 ]
 FULL = 0.9
-"""From this share of k drafted positions a round on, a chain counts as drafting all of them."""
+"""A chain counts as drafting all k positions if its rounds draft at least this share of them on average."""
 
 
 def break_even(cells: pd.DataFrame) -> pd.DataFrame:

@@ -9,10 +9,13 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import signal
 import sys
 import tempfile
+import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -90,6 +93,26 @@ def main(arguments: list[str] | None = None) -> int:
     arguments: without the program's name; default: those of the process.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
+    with _stopped_by_sigterm():
+        return _run(arguments)
+
+
+@contextmanager
+def _stopped_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM (a cluster's time limit, `kill`) end the process as an exit does: temporary copies of models are removed,
+    and servers are stopped.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _run(arguments: Sequence[str]) -> int:
     _quiet_packages()
     skip_unused()
     try:

@@ -125,13 +125,12 @@ def audit(study: StudyFile = DEFAULT) -> None:
     import pandas as pd
 
     from specrig.audit.run import audit_records
-    from specrig.measurement.records import study_records
-    from specrig.measurement.traffic.records import study_turns
     from specrig.results.audit_tables import identity
+    from specrig.results.study_data import read_study
 
     loaded = load(study)
-    records, out = study_records(loaded.root / "records", loaded.replicates), loaded.root / "audit" / "records.csv"
-    audit_records(loaded, records, loaded.root, out, study_turns(loaded.root)[0].values())
+    found, out = read_study(loaded.root), loaded.root / "audit" / "records.csv"
+    audit_records(loaded, found.records, loaded.root, out, found.under_load[0].values())
     if text := identity(pd.read_csv(out)):
         typer.echo(text)
 

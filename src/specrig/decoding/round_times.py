@@ -59,8 +59,8 @@ class RoundTimes:
             self._variance = MEMORY * self._variance + off * (cost - self._mean_cost)
 
     def rate(self) -> float | None:
-        """Tokens in the time by which a round is longer whose target pass costs a plain pass more; None before the first
-        round of a text.
+        """Tokens emitted in the extra time that a round takes when its target pass costs one plain pass more; None before
+        the first round of a text.
         """
         if not self._own or not self._seconds:
             return None

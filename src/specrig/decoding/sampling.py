@@ -47,7 +47,7 @@ def to_full_vocabulary(probs: Tensor, vocabulary: Tensor | None, V: int) -> Tens
 
 
 def argmax(logits: Tensor) -> Tensor:
-    """The place of the highest of `[..., V]`, of equals the first: int64 `[...]`."""
+    """The index of the largest logit of `[..., V]`, the first among equals: int64 `[...]`."""
     if compiled.supports(logits.device, logits.dtype):
         return compiled.argmax(logits)
     # On a processor torch's own takes ten to thirty times as long in bfloat16: half a millisecond for 5 x 49,152.

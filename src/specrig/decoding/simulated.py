@@ -1,8 +1,8 @@
 """Simulated acceptance: the passes are real, but how much is accepted is drawn at random.
 
-This way the cost of speculation can be studied on an architecture without its weights (random ones cost the same), and
-what any pair would gain from another acceptance. Draft and target run, and
-verification does all its work. Then its outcome is replaced: each level of the draft is accepted with the declared
+This lets a study measure the cost of speculation on an architecture without its weights (random weights cost the same),
+and what a pair would gain from another acceptance. Draft and target run, and verification does all its work. Then the
+outcome of verification is replaced: each level of the draft is accepted with the declared
 probability α, so a chain of k tokens emits (1 - α^(k+1)) / (1 - α) tokens a round on average (Leviathan et al.
 2211.17192, eq. 1). The output is not text and cannot be judged lossless or not; records say "simulated acceptance".
 """

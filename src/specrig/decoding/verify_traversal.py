@@ -1,8 +1,8 @@
 """Traversal verification of trees (Weng et al., 2505.12398): paths are judged as wholes, from the leaves to the root.
 
 Lossless where the tree's shape is fixed before anything is drawn and the children of different nodes are drawn
-independently: a node is judged after what lies below its elder siblings, so that must say nothing of what it draws
-itself. EAGLE-2's trees and Medusa's shared draws are not of that kind; candidates that nobody drew are.
+independently: a node is judged after the nodes below its elder siblings, so these must not depend on the node's own
+draw. EAGLE-2's trees and Medusa's shared draws do not meet this condition; deterministic candidates do.
 
 Why it is lossless, by induction over the siblings that are left: a node of weight w and distribution p is to give the
 text behind it with measure w p. Its next child x, drawn from q, gives min(w p(x), q(x)), since its own weight is min(1,
@@ -28,10 +28,10 @@ from specrig.runtime.device import on_device
 
 
 def verify_traversal(draft: Draft, logits: Tensor, sampler: Sampler, active: Sequence[bool]) -> Verdict:
-    """Judge each row's tree above temperature 0: of all nodes, each after those below it, the first whose uniform is
-    below its weight ends the path; the root accepts always.
+    """Judge each row's tree above temperature 0. Each node is visited after the nodes below it. The first node whose
+    uniform is below its weight ends the accepted path; the root is always accepted.
 
-    logits: `[B, n + 1, V]`. Uniforms are taken as by `verify_tree`.
+    logits: `[B, n + 1, V]`. Uniforms are used as in `verify_tree`.
     """
     draft, p, uniforms = prepared(draft, logits, sampler, active)
     B, n = draft.tokens.shape

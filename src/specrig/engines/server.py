@@ -52,6 +52,8 @@ class Server(HttpEngine):
             "max_tokens": max_new_tokens,
             "temperature": cell.temperature,
             "seed": seed,
+            # Whole distributions: some servers filter them where a request does not say so.
+            **({"top_p": 1, "top_k": -1} if cell.temperature > 0 else {}),
             "stream": True,
             "stream_options": {"include_usage": True},
             "return_token_ids": True,

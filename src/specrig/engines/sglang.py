@@ -162,7 +162,9 @@ class Sglang(HttpEngine):
                 counted = self._counted.setdefault(cell.name, counters.Counters())
                 counted[counters.DRAFTS, -1] += found.rounds
                 counted[counters.DRAFTED, -1] += found.drafted or 0
-                counted[counters.ACCEPTED, -1] += found.accepted or 0
+                # A round emits a token more than it accepted.
+                accepted = len(reply.tokens) - 1 - found.rounds if found.accepted is None else found.accepted
+                counted[counters.ACCEPTED, -1] += accepted
         return reply
 
     def counters(self, cell: Cell) -> counters.Counters:

@@ -79,7 +79,10 @@ class VllmServer(LaunchingEngine):
         url = f"http://127.0.0.1:{port}"
         # Not vllm's own command: it asks for a package of that name, which the CPU build is not.
         command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--host=127.0.0.1", f"--port={port}"]
-        command += flags({**arguments(self.pair, self.options, self.device), **speculation})
+        # Else the server fills in what the model's generation_config.json says: penalties and filters that no other
+        # engine here applies.
+        own = arguments(self.pair, self.options, self.device) | {"generation_config": "vllm"}
+        command += flags({**own, **speculation})
         with intel_openmp() if self.device == "cpu" else contextlib.nullcontext():
             self._servers[key] = ServerProcess(command, url, health="/health"), self.client(url)
 

@@ -124,7 +124,7 @@ class NeuralHead(HeadRecipe):
     corpus_sequences: int = Field(default=128, ge=0)
     """Sequences of the corpus to learn from, besides the target's own text."""
     draft_vocabulary: int | None = Field(default=None, ge=1)
-    """So many of the target's tokens can be drafted, those it most often writes (FR-Spec, 2502.14856); null: all."""
+    """Number of the target's tokens that can be drafted: those it writes most often (FR-Spec, 2502.14856); null: all."""
     initial_checkpoint: AnyPath | None = None
     """Folder of a head of the same kind, shape and target, from which training goes on, for instance on further text;
     where the block says so it may lack parts. Its vocabulary stays, whatever `draft_vocabulary` says. null: heads begin

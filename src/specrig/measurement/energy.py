@@ -22,6 +22,8 @@ from specrig.provenance.gpu import gpu_handles, torch_uuids
 RAPL = Path("/sys/class/powercap")
 PERIOD_S = 0.1
 """Seconds between two samples of a power gauge."""
+WRAP_S = 30.0
+"""RAPL is read at least as often: at 200 W the counter of a package goes round in some five minutes."""
 THROTTLE_REASONS = {
     0x2: "application clocks",
     0x4: "software power cap",
@@ -154,15 +156,28 @@ class RaplMeter(Meter):
         self._ranges = [int((zone / "max_energy_range_uj").read_text()) for zone in zones]
         self._last = self._read()
         self._total = 0
+        self._lock, self._stop = threading.Lock(), threading.Event()
+        threading.Thread(target=self._keep_reading, daemon=True).start()
 
     def joules(self) -> float:
         """See `Meter`."""
-        now = self._read()
-        # A counter that went back has begun anew: it is asked far more often than it can go round.
-        # The range is the highest value.
-        self._total += sum((new - old) % (top + 1) for new, old, top in zip(now, self._last, self._ranges, strict=True))
-        self._last = now
-        return self._total / 1e6
+        with self._lock:
+            now = self._read()
+            # A counter that went back has begun anew; it is read far more often than it can go round. The range is the
+            # highest value.
+            self._total += sum(
+                (new - old) % (top + 1) for new, old, top in zip(now, self._last, self._ranges, strict=True)
+            )
+            self._last = now
+            return self._total / 1e6
+
+    def close(self) -> None:
+        """See `Meter`."""
+        self._stop.set()
+
+    def _keep_reading(self) -> None:
+        while not self._stop.wait(WRAP_S):
+            self.joules()
 
     def _read(self) -> list[int]:
         return [int((zone / "energy_uj").read_text()) for zone in self._zones]

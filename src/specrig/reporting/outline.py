@@ -158,7 +158,7 @@ OUTLINE = (
         (
             Text(
                 "More and more text of the corpus precedes the same requests. The context is the number of tokens when the "
-                "output is complete. Costs are in plain passes at the same context; these take longer as the context grows."
+                "output is complete. Costs are in one-token passes of the baseline at the same context, which take longer as the context grows."
             ),
             Text(lambda results: results.contexts_sentences),
             Figure(
@@ -297,7 +297,7 @@ OUTLINE = (
             Figure(
                 "break_even",
                 "Tokens that a round must emit to be as fast as plain decoding (solid) and one and a half times as fast (dashed), against k, context "
-                "or batch size; marks: tokens that it emitted on each task. Methods with several of these.",
+                "or batch size; marks: tokens that it emitted on each task. A method with only one value on the axis is left out.",
                 "Tokens that a round must emit to pay off, against k, context or batch size, beside those that it emitted on each task.",
             ),
             Table(
@@ -385,8 +385,8 @@ OUTLINE = (
         (
             Figure(
                 "loss",
-                "What a method's outputs score above or below plain decoding's on the same prompts, all its k together, against its "
-                "speedup at the best k. Bars are 95 % intervals. Lossy methods are hollow: below the line they pay for speed with quality.",
+                "Score of a method's outputs minus that of plain decoding's on the same prompts (all k together), against the "
+                "method's speedup at its best k. Bars are 95 % intervals. Lossy methods are hollow: below the line they pay for speed with quality.",
                 "Scores of the outputs, less plain decoding's, against the speedup.",
             ),
             Table("quality", lambda results: results.quality),

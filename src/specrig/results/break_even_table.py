@@ -41,7 +41,7 @@ def break_even_grid(found: pd.DataFrame, study: str) -> Grid:
         },
         caption=(
             "The cost of a round, and the acceptance that is needed to be as fast as plain decoding and 1.5 times as fast; means over "
-            "tasks. Cost: (drafting + verification) / efficiency, in plain tokens; it is the τ for 1×. τ: tokens that a round "
+            "tasks. Cost: (drafting + verification) / efficiency, in units of plain decoding's time per token; it equals the τ for 1×. τ: tokens that a round "
             "emits; bold: enough to be faster than plain decoding. α: the same for a chain of k tokens by Leviathan's equation 1; a dash for "
             "trees, for rounds that draft less than k, and where no acceptance is enough."
         ),

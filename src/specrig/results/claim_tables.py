@@ -86,7 +86,7 @@ def reproduction_grid(judged: pd.DataFrame, study: str) -> Grid:
         label=f"tab:{study}-reproduction",
         notes=[
             f"{others} other reported figure{'s' if others > 1 else ''}, without such a verdict, "
-            f"{'stand' if others > 1 else 'stands'} in reproduction.csv."
+            f"{'are' if others > 1 else 'is'} listed in reproduction.csv."
         ]
         if others
         else [],

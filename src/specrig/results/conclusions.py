@@ -163,7 +163,7 @@ def _explanation(top: dict[str, Any], rows: pd.DataFrame, best: pd.DataFrame, ta
     slower = others[others[f"{CROSS_FITTED}_high"] < 1]
     if len(slower):
         names = (method_name(row["method"], variant=row["variant"]) for row in row_dicts(slower))
-        sentences.append(f"Slower than plain decoding, with the whole interval: {', '.join(dict.fromkeys(names))}.")
+        sentences.append(f"Methods whose whole interval is below plain decoding: {', '.join(dict.fromkeys(names))}.")
     return sentences
 
 

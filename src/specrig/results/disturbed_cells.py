@@ -47,9 +47,9 @@ def warning(cells: pd.DataFrame, folder: Path) -> str:
         )
     return (
         f"{count} of {len(cells)} cells {'were' if count > 1 else 'was'} disturbed: the machine did other things "
-        f"during the measurement, or the times do not fit together. Such cells are marked {DISTURBED_SIGN}. They are "
-        "called fastest only where nothing else was measured, and no reported speed is judged by them. To measure just "
-        "them again: "
+        f"during the measurement, or the times do not fit together. Such cells are marked {DISTURBED_SIGN}. A disturbed "
+        "cell is called the fastest only where no undisturbed one was measured, and reported speeds are not compared with "
+        "it. To measure only these cells again: "
         f"{again}"
         if count
         else ""
@@ -146,7 +146,7 @@ def caption_note(cells: pd.DataFrame) -> str:
     count = 0 if busy_throughout(cells) else int(disturbed(cells).sum())
     return (
         f" {count} of the study's {len(cells)} cells {'were' if count > 1 else 'was'} disturbed ({DISTURBED_SIGN} in "
-        "figures and tables). Do not read them."
+        "figures and tables). Do not rely on them."
         if count
         else ""
     )

@@ -118,13 +118,13 @@ def engines_grid(compared: pd.DataFrame, study: StudyData) -> Grid:
     return Grid(
         header=[
             *(name.replace("_", " ") for name in varying),
-            *["method", "k", "engine", "prompts", "tokens/s", "of the first", "speedup", "τ", "difference in τ"],
+            *["method", "k", "engine", "prompts", "tokens/s", "relative speed", "speedup", "τ", "difference in τ"],
         ],
         rows=rows,
         labels=len(varying) + 3,
         caption=(
-            "The same cells in several engines, on the prompts that all of them answered. Of the first: tokens/s "
-            "divided by those of the cell's first engine, prompt by prompt, in separate jobs. The difference in τ is "
+            "The same cells in several engines, on the prompts that all of them answered. Relative speed: tokens/s / "
+            "tokens/s of the cell's first engine, prompt by prompt, in separate jobs. The difference in τ is "
             "against that engine, with a 95 % interval over prompts, paired; bold where an interval corrected for the "
             "number of rows excludes 0."
         ),

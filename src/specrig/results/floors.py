@@ -19,11 +19,11 @@ Environments = Mapping[tuple[str, str, str], Mapping[str, Any]]
 
 DEVICE = {
     "energy_per_token_j": "J/token",
-    "energy_ratio": "energy, of the baseline's",
+    "energy_ratio": "energy / baseline's energy",
     "tokens_per_unit": "tokens per unit of currency",
-    "baseline_tokens_per_unit": "the baseline's",
+    "baseline_tokens_per_unit": "baseline tokens per unit of currency",
     "floor_ms": "floor of the baseline's pass, ms",
-    "floor_share": "of it reached",
+    "floor_share": "floor / measured pass",
 }
 """Column -> its title, for the columns that readers see where the device's counters or its bandwidth were measured, or the study names a price."""
 

@@ -21,8 +21,8 @@ BASELINES = ("autoregressive", "naive_batching")
 DAGGER = "†"
 DISTURBED_SIGN = "‡"
 DISTURBED_NOTE = (
-    "‡ disturbed: the machine did other things during the measurement, or the times do not fit together. Do not read "
-    "it."
+    "‡ disturbed: the machine did other things during the measurement, or the times do not fit together. Do not rely "
+    "on this value."
 )
 LOSSY_NOTE = "† lossy: the acceptance rule changes the target's distribution."
 BOLD_NOTE = "Bold: the fastest lossless method of its group, if it is faster than plain decoding."

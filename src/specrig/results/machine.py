@@ -120,8 +120,8 @@ def engine_notes(jobs: list[MeasuredJob], cells: pd.DataFrame) -> list[str]:
             engine.get("build"),
             f"weights: {weights}" if weights else None,
             f"options: {options}" if options else None,
-            "its baseline ran before and after each job's methods, and the mean of both counts; per token the second "
-            f"run took from {drifts.min():+.0%} to {drifts.max():+.0%} longer than the first"
+            "its baseline ran before and after each job's methods, and the mean of both runs counts; from the first to "
+            f"the second run its time per token changed by {drifts.min():+.0%} to {drifts.max():+.0%}"
             if len(drifts)
             else None,
         ]

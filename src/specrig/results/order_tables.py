@@ -99,8 +99,8 @@ def sentence(table: pd.DataFrame) -> str:
         if len(rows):
             surely, against = int((rows["tau_low"] > 0).sum()), int((rows["tau_high"] < 0).sum())
             parts.append(
-                f"of {len(rows)} reported orders by {words}, Kendall's τ is {grid.number(rows['tau'].median())} in the "
-                f"median ({grid.number(rows['tau'].min())} to {grid.number(rows['tau'].max())}); it is certainly above "
+                f"over {len(rows)} reported orders by {words}, the median of Kendall's τ is {grid.number(rows['tau'].median())} "
+                f"({grid.number(rows['tau'].min())} to {grid.number(rows['tau'].max())}); τ is certainly above "
                 f"zero in {surely} and certainly below in {against}"
             )
     text = ", and ".join(parts)
@@ -172,9 +172,9 @@ def changes_grid(changes: pd.DataFrame, study: str) -> Grid:
         labels=4,
         caption=(
             "Methods that changed places in orders by speed, and why. Reported, measured: speed of the method that is "
-            "ahead here as a multiple of the other's. Certainty: share of draws over prompts that have it ahead. The "
-            "last four columns multiply to the measured quotient (the loop: time outside forward passes); bold is what "
-            "favours it most."
+            "ahead here as a multiple of the other's. Certainty: share of random draws over prompts in which this method is ahead. The "
+            "product of the last four columns is the measured quotient (the loop: time outside forward passes); bold: the "
+            "factor that favours this method most."
         ),
         label=f"tab:{study}-order-changes",
         groups=1,

@@ -56,14 +56,14 @@ DEFINITIONS = {
         f"{percent(LEVEL)}, over prompts: Student's t, widened on the side to which prompts are skewed (Hall's "
         "transformation). Intervals of speedups and rates are computed for logarithms. Ratios of sums are linearised, "
         "with the degrees of freedom of Bell and McCaffrey. A mean over tasks has the degrees of freedom of Welch and "
-        "Satterthwaite. Where jobs ran several times, intervals include the differences between runs. Fewer than "
-        f"{LEAST_UNITS} prompts give no interval, but their number n. How often the intervals hold the true value was "
-        "simulated: benchmarks/interval_coverage.py."
+        "Satterthwaite. Where jobs ran several times, intervals include the differences between runs. With fewer than "
+        f"{LEAST_UNITS} prompts there is no interval; tables give the number n of prompts instead. How often the intervals "
+        "contain the true value was simulated: benchmarks/interval_coverage.py."
     ),
     "Kendall's τ": (
-        "of two orders: the pairs of methods in the same order minus the pairs in the reverse order, over all pairs. "
-        "Its interval draws each method's mean as Student's t does. A prompt has the same random weight for all "
-        "methods, since all ran on it."
+        "for two orders: (pairs of methods in the same order - pairs in the reverse order) / all pairs. Its interval "
+        "comes from random draws of each method's mean by Student's t. A prompt has the same random weight for all "
+        "methods, since all methods ran on it."
     ),
     "‡ disturbed": (
         "the machine did other things while the cell was measured. The evidence is one of three: what the operating "
@@ -139,8 +139,8 @@ def limits(cells: pd.DataFrame, study: StudyData, *, trained: bool) -> list[str]
         "slightly too good. The column and the sentences that judge each half of the prompts at the k of the other "
         "half do not have this error. The fastest of several methods was also named on the prompts that it was "
         "compared on.",
-        "The length limit shortens the draft in the last rounds of a generation. The round that it cuts does not count "
-        "in the acceptance length and is counted separately.",
+        "The length limit or an end of sequence may cut off tokens of the last round of a generation. Such a round does "
+        "not count in the acceptance length and is counted separately.",
     ]
     targets: dict[int, list[str]] = {}
     for row in model_rows(study.folder):

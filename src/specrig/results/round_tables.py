@@ -49,8 +49,8 @@ def positions_grid(study: StudyData, best: pd.DataFrame) -> Grid:
         labels=len(head),
         groups=len(head) - 2,
         caption=(
-            "Acceptance by draft position, tasks pooled: given that all positions before were accepted and, in "
-            "brackets, of all rounds."
+            "Acceptance by draft position, tasks pooled: as a share of the rounds that accepted all positions before and, "
+            "in brackets, as a share of all rounds."
         ),
         label=f"tab:{study.name}-positions",
     )

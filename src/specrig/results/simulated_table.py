@@ -23,9 +23,9 @@ from specrig.study.claims import Claim
 
 LABEL = "simulated acceptance"
 CAPTION = (
-    "SIMULATED ACCEPTANCE. The passes are real, of some pairs with random weights, which cost the same; the share of "
-    "drafted tokens that is accepted was declared, not measured. Speeds hold if a pair accepts as declared; lossless or "
-    "not does not apply. Reported: the figure of a source for the pair, method and k, under its own "
+    "SIMULATED ACCEPTANCE. The passes are real; some pairs have random weights, whose passes cost the same. The share "
+    "of drafted tokens that is accepted was declared, not measured. Speeds hold only for a pair with the declared "
+    "acceptance. Whether a method is lossless was not tested. Reported: the figure of a source for the pair, method and k, under its own "
     "conditions, without a verdict."
 )
 

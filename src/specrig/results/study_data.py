@@ -17,7 +17,7 @@ from specrig.analysis.price import with_price
 from specrig.audit.multiple_testing import with_verdicts
 from specrig.measurement.attempts import other_attempts
 from specrig.measurement.records import Record, RecordError, read_index, read_records, replicate_folder
-from specrig.measurement.traffic.records import study_turns
+from specrig.measurement.traffic.records import Turn, study_turns
 from specrig.results.damage import reading
 from specrig.results.floors import with_floor
 
@@ -110,8 +110,16 @@ class StudyData:
         table = with_price(table, cells.values(), self.config.get("price_per_hour"))
         return with_floor(table.assign(disturbed=column(cells, self.disturbances)), cells.values(), self.environments)
 
-    under_load = cached_property(lambda self: study_turns(self.folder))
-    """(file of a point of the study's traffic -> its turns, name of a point that failed -> why)."""
+    @cached_property
+    def under_load(self) -> tuple[dict[Path, list[Turn]], dict[str, str]]:
+        """(file of a point of the study's traffic -> its turns, name of a point that failed -> why), of the jobs that the
+        configuration has.
+        """
+        turns, failed = study_turns(self.folder)
+        if not self.config.get("traffic"):
+            return {}, {}
+        kept = {path: found for path, found in turns.items() if _in_study(self.config, *path.parts[-4:-1])}
+        return kept, {name: why for name, why in failed.items() if _in_study(self.config, *name.split("/")[:3])}
 
     @cached_property
     def traffic_environments(self) -> dict[tuple[str, str, str], dict[str, Any]]:
@@ -154,9 +162,18 @@ class StudyData:
         """The study's name."""
         return str(self.config.get("study", self.folder.name))
 
+    def audit_files(self) -> list[Path]:
+        """`audit/*.csv`, without the exact audits of methods that have left the configuration."""
+        found = []
+        for path in sorted((self.folder / "audit").glob("*.csv")):
+            name, engine, method = (*path.stem.split("-", 2), "", "")[:3]
+            if name != "exact" or _in_study(self.config, engine, None, method):
+                found.append(path)
+        return found
+
     def audit(self) -> pd.DataFrame | None:
-        """The rows of all `audit/*.csv`, judged as one family (`audit.multiple_testing`); None without an audit."""
-        frames = [_verdicts(path) for path in sorted((self.folder / "audit").glob("*.csv"))]
+        """The rows of all `audit_files`, judged as one family (`audit.multiple_testing`); None without an audit."""
+        frames = [_verdicts(path) for path in self.audit_files()]
         frames = [frame for frame in frames if not frame.empty]
         return with_verdicts(pd.concat(frames, ignore_index=True)) if frames else None
 
@@ -171,17 +188,22 @@ def read_study(folder: Path) -> StudyData:
     if not config_path.is_file():
         raise RecordError(f"{config_path} does not exist: is {folder} a study's results folder?")
     config = _json(config_path)
-    pairs = config.get("rows", {}).get("pairs") or config.get("pairs")  # entries may name pairs of their own
-    requested = [names(config.get("engines")), names(pairs), names(config.get("methods"))]
     jobs = []
     for job_folder in sorted((folder / "records").glob("*/*/*")):
         engine, pair, method = parts = job_folder.parts[-3:]
-        if all(allowed is None or part in allowed for part, allowed in zip(parts, requested, strict=True)):
+        if _in_study(config, *parts):
             for number in range(config.get("replicates", 1)):  # a study of before there were any has one
                 replicate = replicate_folder(job_folder, number)
                 if any(replicate.glob("*.json*")):
                     jobs.append(_job(replicate, engine, pair, method, number))
     return StudyData(folder, config, jobs)
+
+
+def _in_study(config: dict[str, Any], engine: str, pair: str | None, method: str) -> bool:
+    """Whether the configuration has such a job. pair: None asks of any pair."""
+    pairs = config.get("rows", {}).get("pairs") or config.get("pairs")  # entries may name pairs of their own
+    asked = (engine, names(config.get("engines"))), (pair, names(pairs)), (method, names(config.get("methods")))
+    return all(part is None or allowed is None or part in allowed for part, allowed in asked)
 
 
 def training_curves(models: Path) -> pd.DataFrame:

@@ -154,7 +154,7 @@ def _fall(
     parts = dict(zip(FACTORS, np.exp(logs), strict=True))
     main = min(parts, key=lambda part: parts[part])
     listed = ", ".join(f"{WORDS[part]} × {grid.number(value)}" for part, value in parts.items())
-    return f"{' to '.join(texts)}. Most of it is {WORDS[main]}. The factors of the speedup are {listed}."
+    return f"{' to '.join(texts)}. Most of the loss is due to {WORDS[main]}. The factors of the speedup are {listed}."
 
 
 def _speed(rows: Sequence[dict[str, Any]], records: Mapping[tuple[Any, ...], list[Record]]) -> tuple[float, Interval]:

@@ -61,7 +61,7 @@ def pack(study: StudyData, scores: Sequence[Score], folder: Path, names: Sequenc
         left_out.append(f"the outputs' texts of {', '.join(blanked)}, which may quote data of others (token ids stay)")
     for job in study.jobs:
         _pack_job(job, folder, names, embedded)
-    for path in sorted((study.folder / "audit").glob("*.csv")):
+    for path in study.audit_files():
         write_atomically(folder / "audit" / path.name, scrub_text(_text(path), names))
     _write_lines(folder, "scores", [score.model_dump_json() for score in scores])
     _json(folder / MODELS, model_rows(study.folder))

@@ -14,7 +14,8 @@ from itertools import product
 from pathlib import Path
 
 from specrig.files import write_atomically
-from specrig.measurement.records import replicate_folder
+from specrig.measurement.records import read_index, replicate_folder
+from specrig.measurement.traffic.records import FOLDER as TRAFFIC
 from specrig.reporting.documents.attachments import Beside
 from specrig.reporting.documents.html import write_report
 from specrig.reporting.documents.printed import write_printed
@@ -205,6 +206,10 @@ def _check_finished(study: Study) -> None:
         index = replicate_folder(study.root / "records" / Path(*key), number) / "index.json"
         done = {*job.files, *job.failed} if job and index.is_file() else set()
         missing += [cell.name for cell in cells if cell.slug not in done]
+    for key, points in study.grid.points.items():
+        index = study.root / TRAFFIC / Path(*key) / "index.json"
+        served = read_index(index, "points") if index.is_file() else {"points": {}, "failed": {}}
+        missing += [point.name for point in points if point.slug not in {*served["points"], *served["failed"]}]
     if missing:
         raise PublicationError(f"{study.root}: {len(missing)} cells are not measured, e.g. {missing[0]}; {again}")
     if not (study.root / "audit" / "records.csv").is_file():

@@ -131,9 +131,9 @@ class Remeasure(Settings):
     times: Annotated[int, Field(ge=0, le=8)] = 2
     """How often disturbed cells are measured again at the end of a job; the least disturbed attempt counts. 0: never."""
     share: Annotated[float, Field(ge=0)] = 0.5
-    """How much longer a job may take by this, as a share of its time; 0.5: at most half as much time again. It may wait
-    as long besides until other processes leave the machine alone. A job that was interrupted does not do it for the
-    cells that it had finished; `specrig remeasure` does.
+    """Maximum extra time for measuring again, as a share of the job's time; 0.5: half as much again. The job may also
+    wait that long until other processes leave the machine alone. After an interruption a job does not measure cells
+    again that it had already finished; `specrig remeasure` does.
     """
 
 
@@ -153,8 +153,8 @@ class Config(Settings):
     tasks: Names = Field(default_factory=list)
     """Tasks to measure, by their names in tasks.tsv."""
     contexts: Annotated[list[Annotated[int, Field(ge=16)]], _listed] = Field(default_factory=list)
-    """Contexts in tokens, prompt and output together: every task is measured at each of them, as a task
-    `<task>@<tokens>`, its requests after held-out text of the corpus; empty: the tasks as they are."""
+    """Context lengths in tokens, prompt and output together. Each task is measured at each length as a task
+    `<task>@<tokens>`; held-out text of the corpus precedes its requests. Empty: the tasks as they are."""
     methods: list[MethodEntry] = Field(default_factory=list)
     """Methods with their k's and options; plain decoding is measured beside each of them without being named."""
     servers: list[Endpoint] = Field(default_factory=list)

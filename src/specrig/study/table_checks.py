@@ -114,7 +114,7 @@ def check_pairs(study: Study, problems: Problems, *, from_table: bool = True) ->
         for head in sorted(row.head_folders.keys() & set(study.grid.parts(name))):
             source = row.head_folders[head]
             if row.trained_in(head) is None and looks_like_path(source) and not Path(source).expanduser().is_dir():
-                fix = f"give a folder, seen from where the command runs, or a hub id (owner/name){trained}"
+                fix = f"give a folder, relative to the current directory, or a hub id (owner/name){trained}"
                 report(name, "heads", f"{head}: no folder {source}", fix)
 
 
@@ -158,7 +158,9 @@ def check_trained(study: Study, problems: Problems) -> None:
     for name, row in rows.items():
         if row.base is not None and not (row.base in rows and rows[row.base].trained_in("medusa") == row.base):
             reason = f"{row.base!r} is not a row whose Medusa heads are trained"
-            fix = f"name such a row behind `{MEDUSA2}`: its target and its Medusa heads are trained on together"
+            fix = (
+                f"name such a row after `{MEDUSA2}`: its target and its Medusa heads are then trained further together"
+            )
             problems.row(file, None, f"row {name!r}, target", reason, fix)
         for part in dict.fromkeys([*study.grid.parts(name), *row.head_folders]):
             maker = row.trained_in(part)

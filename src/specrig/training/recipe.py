@@ -125,7 +125,7 @@ class Distillation(Settings):
     loss: Literal["kl", "lk"] = "kl"
     """`kl`: as kl_weight says; `lk`: a loss that turns from KL to the acceptance rate itself (2602.23881)."""
     draft_vocabulary: int | None = Field(default=None, ge=1)
-    """So many of the target's tokens can be drafted, those it most often writes (FR-Spec, 2502.14856); null: all."""
+    """Number of the target's tokens that can be drafted: those it writes most often (FR-Spec, 2502.14856); null: all."""
     start: Literal["random", "embedding"] = "random"
     """`embedding`: the draft starts from the principal directions of the target's embedding, which pays with a large
     vocabulary.
@@ -140,13 +140,13 @@ class Training(Settings):
     corpus: Corpus = Corpus()
     """The text to learn from, and how much of it is held out."""
     prompts: Literal["self"] | AnyPath | Annotated[tuple[PromptSource, ...], Field(min_length=1)] | None = None
-    """What a target is asked in training: `self`, it writes the requests itself; a JSONL, CSV or Parquet file whose
-    rows have `prompt`, `turns` or `messages`; a list of sources with shares; null: the corpus, as instructions where
-    the target has a chat template. Prompts of the study's tasks are left out."""
+    """Prompts that the target answers to write its training text. `self`: the target writes the prompts itself; a
+    JSONL, CSV or Parquet file whose rows have `prompt`, `turns` or `messages`; a list of sources with shares; null: the
+    corpus, as instructions if the target has a chat template. Prompts of the study's tasks are left out."""
     own_requests: OwnRequests = OwnRequests()
     """How a target writes requests itself, where `prompts` says `self` or `self_long`."""
     chat: Literal["auto"] | bool = "auto"
-    """Whether they are put into the chat template of the target's tokenizer; auto: where it has one."""
+    """Whether the prompts are put into the chat template of the target's tokenizer; auto: if the tokenizer has one."""
     vocabulary: int = Field(default=4096, ge=300)
     """Tokens of the tokenizer that is trained on the corpus and shared by target and draft."""
     target: Shape = Shape(layers=6, hidden=384, heads=6, intermediate=1024)

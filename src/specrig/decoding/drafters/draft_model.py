@@ -33,7 +33,7 @@ class DraftModel(Drafter):
     }
 
     class Options(ChainOptions):
-        """Those of a chain."""
+        """acceptance: exact or block."""
 
     model: CachedModel
 

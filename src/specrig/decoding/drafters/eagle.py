@@ -36,7 +36,7 @@ class Eagle(Drafter):
     paper = PaperRound(width=26, passes=5, layers=1, squares=2, outputs=1)
 
     class Options(ChainOptions):
-        """Those of a chain."""
+        """acceptance: exact or block."""
 
     def __init__(self, options: MethodOptions, resources: Resources) -> None:
         super().__init__(options, resources)

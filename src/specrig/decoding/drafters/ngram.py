@@ -1,4 +1,4 @@
-"""N-gram speculation (prompt lookup): what followed the last tokens the last time they occurred is the draft.
+"""N-gram speculation (prompt lookup): the draft is what followed the last n tokens at their previous occurrence.
 
 Example, n = 2: context `a b c d a b`. The suffix `a b` occurred before, followed by `c d a`: that is the draft for k =
 3. Without a match nothing is drafted, and the round is a plain decoding step. No model runs; it pays where outputs copy

@@ -32,8 +32,8 @@ class SuffixHybrid(Suffix):
     needs = ("draft",)
 
     class Options(MethodOptions):
-        """Those of suffix decoding's chains; least: the accepted tokens that the suffix tree must expect to draft;
-        draft_k: tokens of the draft model; length: of the suffix tree's chains, as in suffix decoding.
+        """max_tree_depth, max_spec_factor, min_token_prob, length: as in `suffix`; least: the suffix tree drafts where it
+        expects at least this many accepted tokens; draft_k: tokens that the draft model drafts elsewhere.
         """
 
         max_tree_depth: int = Field(24, ge=2, le=64)

@@ -58,9 +58,9 @@ class SuffixPEagle(SuffixHybrid):
     drafter = PEagle
 
     class Options(SuffixHybrid.Options):
-        """Those of `suffix_hybrid`; draft_k: tokens of the head; draft_passes: its passes; length: of both, as theirs; draft_nodes: of the head's
-        tree of draft_k levels, 0: a chain, auto: as many as pay here; blend: join such trees with what the text says
-        (at temperature 0, on a processor).
+        """Options as in `suffix_hybrid`, except: draft_k: tokens of the head's chain, or levels of its tree; draft_passes:
+        passes of the head a round; draft_nodes: size of the head's tree, 0: a chain, auto: as many nodes as pay here;
+        length: for the chains of both; blend: add what the text says to the head's tree (at temperature 0, on a CPU).
         """
 
         draft_k: int = Field(3, ge=1, le=16)

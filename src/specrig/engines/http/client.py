@@ -102,12 +102,14 @@ class Client:
         except EngineError:
             return None
 
-    def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """The JSON answer to a POST. Raises EngineError as `stream` does."""
+    def post(self, path: str, body: dict[str, Any], *, more_s: float = 0.0) -> dict[str, Any]:
+        """The JSON answer to a POST. more_s: how much longer than usual the server may be silent. Raises EngineError as
+        `stream` does.
+        """
         from requests import RequestException
 
         try:
-            response = self._checked(self._sent(path, body), path)
+            response = self._checked(self._sent(path, body, more_s=more_s), path)
         except RequestException as error:
             raise self._broken(error, 0) from error
         return self._event(response.content)
@@ -159,9 +161,9 @@ class Client:
                 f"{self.url}: the stream ended after {events} events without [DONE]; has the server died?"
             )
 
-    def _sent(self, path: str, body: dict[str, Any], *, stream: bool = False) -> Response:
+    def _sent(self, path: str, body: dict[str, Any], *, stream: bool = False, more_s: float = 0.0) -> Response:
         """The response to a POST."""
-        timeout = min(CONNECT_S, self.silence_s), self.silence_s
+        timeout = min(CONNECT_S, self.silence_s), self.silence_s + more_s
         return _twice_if_closed(lambda: self.session.post(self.url + path, json=body, stream=stream, timeout=timeout))
 
     def _event(self, text: bytes) -> dict[str, Any]:
@@ -230,14 +232,14 @@ def _message(event: Any) -> str:
 def generations_of(replies: Sequence[Completion], k: int) -> list[Generation]:
     """Generations of a batch that was sent at once; times are the batch's.
 
-    `ttft_s` ends with the first token, `decode_s` runs from there to the last. Tokens that came with the first one have
-    no measured time, so the time of the others is scaled to all. Raises EngineError for an answer in one piece that is
+    `ttft_s` ends when each row has its first token, so that no row's prefill counts as decoding; `decode_s` runs from
+    there to the last token. Tokens that came before have no measured time, so the time of the others is scaled to all. Raises EngineError for an answer in one piece that is
     too long for one round: the server does not stream.
     """
-    first = min(reply.arrivals[0][0] for reply in replies)
+    first = max(reply.arrivals[0][0] for reply in replies)
     last = max(reply.arrivals[-1][0] for reply in replies)
     tokens = sum(len(reply.tokens) - 1 for reply in replies)
-    together = sum(reply.arrivals[0][1] - 1 for reply in replies if reply.arrivals[0][0] == first)
+    together = sum(max(count for at, count in reply.arrivals if at <= first) - 1 for reply in replies)
     if tokens == together and tokens > len(replies) * (k + 1):
         raise EngineError(
             "the whole answer came in one piece: times per token need a server (and proxies) that stream each token"
@@ -269,7 +271,7 @@ class HttpEngine(TokenizerEngine):
     def __init__(self, pair: PairFiles, *, device: str = "cpu", threads: int | None = None) -> None:
         super().__init__(pair, device=device, threads=threads)
         self.tokenizer = hub.tokenizer(pair.target, pair.target_revision)
-        self._clients: dict[str, Client] = {}
+        self._clients: dict[tuple[str, str | None], Client] = {}
 
     @abstractmethod
     def request_completion(
@@ -337,11 +339,11 @@ class HttpEngine(TokenizerEngine):
             return generations_of(list(pool.map(request_completion, prompts, seeds)), cell.k)
 
     def client(self, url: str, endpoint: Endpoint | None = None) -> Client:
-        """The client of an address, kept so that no request pays for a new connection."""
-        if url not in self._clients:
-            key_env = endpoint.api_key_env if endpoint else None
-            self._clients[url] = Client(url, key_env=key_env, limit_s=self.limit_s)
-        return self._clients[url]
+        """The client of an address and a key, kept so that no request pays for a new connection."""
+        key_env = endpoint.api_key_env if endpoint else None
+        if (url, key_env) not in self._clients:
+            self._clients[url, key_env] = Client(url, key_env=key_env, limit_s=self.limit_s)
+        return self._clients[url, key_env]
 
     def peak_memory_mb(self) -> float:
         """0: the memory is the server's."""

@@ -53,10 +53,11 @@ class LlamaCpp(LaunchingEngine):
         """How llama.cpp runs a pair."""
 
         weights: Literal["file", "pair"] = "file"
-        """Of a target that comes as a GGUF file. file: its weights as they are, quantized; pair: spread out in the
-        pair's dtype, as in the other engines."""
-        ngram: Literal["simple", "map-k", "map-k4v", "mod"] = "simple"
+        """Weights of a target that comes as a GGUF file. file: as they are, quantized; pair: dequantized to the pair's
+        dtype, as in the other engines."""
+        ngram: Literal["simple", "map-k", "map-k4v"] = "simple"
         """llama.cpp's n-gram type for `ngram`. `ngram-cache` is left out: without a file of n-grams it drafted nothing.
+        `ngram-mod` is left out: all requests share its n-grams, so a prompt that is measured twice finds its own answer.
         """
         draft_sampling: Literal["greedy", "probabilistic"] = "greedy"
         """How drafts are drawn above temperature 0."""
@@ -69,6 +70,7 @@ class LlamaCpp(LaunchingEngine):
         self.eos = self.weights.eos
         self._folder = tempfile.TemporaryDirectory(prefix="specrig-gguf-")
         self._key = ""
+        self._slots: dict[str, int] = {}
         self._peak_mb = 0.0
 
     @classmethod
@@ -147,7 +149,13 @@ class LlamaCpp(LaunchingEngine):
         self._key = digest(settings)
         if self._key in self._servers and not self._servers[self._key][0].alive:
             self._servers.pop(self._key)[0].close()
+        # Cells of one batch size run together. A server with another number of slots would keep its cache meanwhile.
+        for other in [key for key, slots in self._slots.items() if slots != settings["slots"]]:
+            del self._slots[other]
+            if other in self._servers:
+                self._servers.pop(other)[0].close()
         if self._key not in self._servers:
+            self._slots[self._key] = settings["slots"]
             port = free_port()
             url = f"http://127.0.0.1:{port}"
             start = f"from {serve.__name__} import main; main()"
@@ -161,7 +169,8 @@ class LlamaCpp(LaunchingEngine):
         server, client = self._servers[self._key]
         body = self._body(cell, prompt, max_new_tokens, seed)
         before = client.counters() if alone else None
-        response = client.post("/completion", body)
+        # All of the batch is silent until it is done: a second more for each token, so that a slow model is not hung.
+        response = client.post("/completion", body, more_s=max_new_tokens * cell.batch_size)
         after = client.counters() if alone else None
         try:
             self._peak_mb = psutil.Process(server.process.pid).memory_info().rss / 2**20

@@ -36,7 +36,7 @@ class DepthHeads(NeuralHead):
     decay: float = Field(default=0.8, gt=0, le=1)
     """Head i's loss weighs decay to the power i."""
     markov_rank: int = Field(default=0, ge=0)
-    """Rank of a bias of the token before on every head's logits (DSpark's idea, 2607.05147); 0: there is none."""
+    """Rank of a bias on every head's logits that depends on the previous token (DSpark's idea, 2607.05147); 0: no bias."""
     kl_weight: float = Field(default=0.5, ge=0, le=1)
     """Loss of a head = kl_weight x KL(what the model itself says there, head) + (1 - kl_weight) x cross-entropy of the
     token there.

@@ -149,8 +149,8 @@ def drafting(written: Tensor, head: int) -> Tensor:
 
 
 def rank_counts(logits: Tensor, answers: Tensor) -> Tensor:
-    """Of how many answers `[n]` how many tokens have a higher logit in `[n, Vd]`: `[RANKS]`. An answer below 0 is of no
-    rank.
+    """Counts `[RANKS]`: entry r is the number of answers `[n]` for which r tokens have a higher logit in `[n, Vd]`. An
+    answer below 0 has no rank.
     """
     known, own = logits[(answers >= 0).to(logits.device)].float().cpu(), answers[answers >= 0]
     ranks = (known > known.gather(1, own[:, None])).sum(-1)

@@ -48,8 +48,9 @@ class PEagle(LayerHead):
     step_decay: float = Field(default=0.8, gt=0, le=1)
     """With `decay`, each further depth weighs that much of the one before."""
     rollout: int = Field(default=1, ge=1, le=8)
-    """Steps on its own output that it learns besides, as EAGLE-3's head does, the first one counted: with more than 1 it
-    also drafts token by token (`eagle3`) and token by token first (`p_eagle` with `passes`). For heads of one layer.
+    """Steps of the head's rollout in training, as in EAGLE-3: the first step reads the target's states, each further one
+    the head's own output. Above 1 the head can also draft its tokens one by one, all of them (`eagle3`) or the first
+    ones (`p_eagle` with `passes`). Needs `layers: 1`.
     """
     markov_rank: int = Field(default=0, ge=0)
     """Rank of a bias by which a mask knows the token that is drafted before its own (DSpark's idea, 2607.05147); 0: there

@@ -12,8 +12,10 @@ from matplotlib.ticker import MaxNLocator
 from specrig.analysis.break_even import SPEEDUPS, break_even, by_context, without_context
 from specrig.reporting.figures.marks import mark, tip
 from specrig.reporting.figures.panels import (
+    TITLE,
     NothingError,
     Sheet,
+    in_lines,
     legend_below,
     make_panels,
     mark_disturbed,
@@ -63,7 +65,7 @@ def break_even_figure(cells: pd.DataFrame, tasks: list[str], sheet: Sheet) -> Fi
                 for at, *values in zip(here[axis], *columns_of, strict=True)
             ]
             mark(ax.plot(here[axis], here["acceptance_length"], **own), task_name(task), tips)
-        ax.set_title(label.replace(" (", "\n(") if sheet.width else label)
+        ax.set_title(in_lines(label, TITLE if sheet.width else None))
         ax.set_xlabel(AXES[axis])
         ax.set_ylim(bottom=0)
         ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))

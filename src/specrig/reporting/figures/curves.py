@@ -11,8 +11,10 @@ from matplotlib.ticker import MaxNLocator
 from specrig.reporting.figures.marks import mark
 from specrig.reporting.figures.panels import (
     PERCENT,
+    TITLE,
     NothingError,
     Sheet,
+    in_lines,
     legend_below,
     make_panels,
     signs_note,
@@ -47,7 +49,7 @@ def emitted_lengths(lengths: pd.DataFrame, tasks: list[str], sheet: Sheet) -> Fi
             mark(ax.plot(list(reach), shares, label=task_name(task), **style), task_name(task), tips)
         name = method_name(method, variant=variant, lossless=lossless)
         if sheet.width:
-            ax.set_title(f"{name}, k={k}".replace(" (", "\n("), fontsize=sheet.small)
+            ax.set_title(in_lines(f"{name}, k={k}", TITLE), fontsize=sheet.small)
         else:
             ax.set_title(f"{name}, k={k}")
         ax.set_xlabel("tokens a pass emits")

@@ -28,6 +28,8 @@ SMALL = 0.9
 
 TIMES = FuncFormatter(lambda value, _: f"{value:g}×")
 PERCENT = FuncFormatter(lambda value, _: f"{100 * value:g}%")
+TITLE = 24
+"""Characters of a line above one of four panels of a page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,11 @@ class Sheet:
     def narrow(self) -> bool:
         """Whether it is the column of a page with two columns."""
         return self.width is not None and self.width < 5
+
+    @property
+    def label_length(self) -> int | None:
+        """How many characters of a label fit beside a panel; None: any number."""
+        return None if self.width is None else 24 if self.narrow else 36
 
     def columns(self, panels: int, most: int) -> int:
         """How many `panels` stand side by side, at most `most`, two on a narrow sheet; rows are about equal."""
@@ -263,6 +270,15 @@ def signs_note(frame: pd.DataFrame) -> str:
     marked = disturbed_in(frame, MEAN) if MEAN in frame else disturbed(frame)
     notes = ["" if frame["lossless"].astype(bool).all() else LOSSY_NOTE, DISTURBED_NOTE if marked.any() else ""]
     return "\n".join(filter(None, notes))
+
+
+def in_lines(label: str, most: int | None) -> str:
+    """A method's label in lines of at most `most` characters where it can be cut: before its options and between them.
+    None: as it is.
+    """
+    return (
+        label if most is None or len(label) <= most else "\n".join(textwrap.wrap(label, most, break_long_words=False))
+    )
 
 
 def row_label(row: dict[str, Any]) -> str:

@@ -26,6 +26,7 @@ from specrig.reporting.figures.panels import (
     draw_band,
     edges,
     feet,
+    in_lines,
     legend_below,
     make_panels,
     mark_disturbed,
@@ -88,11 +89,9 @@ def heat_map(summary: pd.DataFrame, tasks: list[str], sheet: Sheet) -> Figure:
     summary = in_order(summary)
     columns = [*tasks, MEAN]
     values = summary[columns].astype(float)
-    labels = [row_label(row).replace(" (", "\n(") if sheet.narrow else row_label(row) for row in row_dicts(summary)]
-    two_lines = any("\n" in label for label in labels)
-    size = sheet.area(
-        1.5 * len(columns) + 2.6, (0.46 if two_lines else 0.36 if sheet.width else 0.5) * len(values) + 1.5
-    )
+    labels = [in_lines(row_label(row), sheet.label_length) for row in row_dicts(summary)]
+    high = max(0.36 if sheet.width else 0.5, 0.23 * max(label.count("\n") + 1 for label in labels))
+    size = sheet.area(1.5 * len(columns) + 2.6, high * len(values) + 1.5)
     figure, ax = plt.subplots(figsize=size, layout="constrained")
     span = max(float(np.nanmax(np.abs(np.log2(values.to_numpy())))), 0.25)
     unit, space = ("", "") if sheet.narrow else ("×", " ")  # its cells are narrow too

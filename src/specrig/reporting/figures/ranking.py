@@ -20,6 +20,7 @@ from specrig.reporting.figures.panels import (
     NothingError,
     Sheet,
     check_compares,
+    in_lines,
     legend_below,
     make_panels,
     row_label,
@@ -28,9 +29,6 @@ from specrig.reporting.figures.panels import (
 from specrig.reporting.figures.style import GRID, INK, ROUND_PARTS, family_colour, method_family
 from specrig.results.labels import BASELINES, DISTURBED_SIGN, method_name, task_name
 from specrig.results.summary import MEAN, disturbed_in
-
-LONG = 24
-"""Signs of a label that fits beside a narrow panel."""
 
 
 def in_order(summary: pd.DataFrame) -> pd.DataFrame:
@@ -98,9 +96,9 @@ def rounds(best: pd.DataFrame, sheet: Sheet) -> Figure:
 
 
 def _lines(sheet: Sheet, labels: list[str]) -> tuple[Figure, Axes]:
-    """One panel with a line for each label, the first on top. On a narrow sheet a long label takes two lines."""
-    names = [label.replace(" (", "\n(") if sheet.narrow and len(label) > LONG else label for label in labels]
-    high = 0.41 if any("\n" in name for name in names) else 0.29
+    """One panel with a line for each label, the first on top. On paper a long label takes several lines."""
+    names = [in_lines(label, sheet.label_length) for label in labels]
+    high = max(0.29, 0.205 * max(name.count("\n") + 1 for name in names))
     figure, axes = make_panels(sheet, 1, 1, width=8.2, height=high * len(names) + 0.9)
     ax = axes[0][0]
     ax.set_ylim(len(names) - 0.4, -0.6)
