@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -154,3 +155,28 @@ def test_a_process_with_a_model_starts_without_packages_that_transformers_alone_
     )
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert found.stdout.split()[2:] == []
+
+
+def test_sigterm_ends_a_verb_as_an_exit_does(tmp_path: Path) -> None:
+    """Temporary copies of models are removed, and no traceback is printed."""
+    code = f"""
+import sys, tempfile, time
+from pathlib import Path
+from specrig import cli
+
+def work(arguments):
+    with tempfile.TemporaryDirectory(dir={str(tmp_path)!r}):
+        Path({str(tmp_path)!r}, "ready").touch()
+        time.sleep(60)
+
+cli._run = work
+sys.exit(cli.main([]))
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True) as process:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "ready").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.terminate()
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 143 and "Traceback" not in said
+    assert [path.name for path in tmp_path.iterdir()] == ["ready"]

@@ -166,6 +166,24 @@ def test_rapl_counters_are_added_up_and_may_begin_anew(tmp_path: Path) -> None:
     assert energy._processor_meter(tmp_path / "nothing").joules() is None
 
 
+def test_a_counter_that_goes_round_between_two_questions_is_read_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(energy, "WRAP_S", 0.005)
+    (tmp_path / "max_energy_range_uj").write_text("999")
+    (tmp_path / "energy_uj").write_text("0")
+    meter = RaplMeter([tmp_path])
+    before = meter.joules()
+    for value in ("600", "200", "800", "400"):  # 2400 in all: twice round
+        (tmp_path / "next").write_text(value)
+        (tmp_path / "next").replace(tmp_path / "energy_uj")
+        deadline = time.monotonic() + 20
+        while meter._last != [int(value)] and time.monotonic() < deadline:
+            time.sleep(0.005)
+    meter.close()
+    assert meter.since(before) == pytest.approx(2400e-6)
+
+
 class Counting(Meter):
     """Two joules a generation; refuses to be asked while one runs."""
 

@@ -192,6 +192,20 @@ def test_a_server_without_metrics_offers_no_acceptance(native: Native) -> None:
     server.shutdown()
 
 
+def test_endpoints_of_one_address_keep_their_own_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KEY_A", "a")
+    monkeypatch.setenv("KEY_B", "b")
+    engine = Server.__new__(Server)
+    engine._clients = {}
+    url = "http://127.0.0.1:9"
+    found = [
+        engine.client(url, Endpoint(pair="p", method="ngram", k=2, url=url, api_key_env=name))
+        for name in ("KEY_A", "KEY_B", "KEY_A")
+    ]
+    assert [client.session.headers["Authorization"] for client in found] == ["Bearer a", "Bearer b", "Bearer a"]
+    assert found[0] is found[2]
+
+
 def test_the_clock_by_hand() -> None:
     alone = Completion([1, 2, 3, 4, 5], [(0.5, 1), (0.7, 3), (0.9, 5)])
     (got,) = generations_of([alone], 4)

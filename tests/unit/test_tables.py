@@ -305,3 +305,22 @@ def test_a_default_that_loses_nothing_is_not_said_to_lose() -> None:
         "loses 15.0 % on average. It certainly loses in 2 of 2 settings, most on code with eagle (20.0 %; k = 8 is "
         "best)." in sentence
     )
+
+
+def test_what_has_left_the_study_is_in_no_audit_and_no_load(tmp_path: Path) -> None:
+    study = write_study(tmp_path / "made_up", methods=("ngram", "medusa"))
+    (study / "audit").mkdir(exist_ok=True)
+    for method in ("ngram", "medusa"):
+        (study / "audit" / f"exact-native-{method}.csv").write_text("method,task,passed\n")
+    (study / "audit/records.csv").write_text("method,task,passed\n")
+    assert [path.stem for path in read_study(study).audit_files()] == [
+        "exact-native-medusa",
+        "exact-native-ngram",
+        "records",
+    ]
+    config = json.loads((study / "study.json").read_text())
+    config["methods"] = [entry for entry in config["methods"] if entry["method"] == "ngram"]
+    (study / "study.json").write_text(json.dumps(config))
+    found = read_study(study)
+    assert [path.stem for path in found.audit_files()] == ["exact-native-ngram", "records"]
+    assert {record.cell.method for record in found.records} == {"ngram"}

@@ -109,7 +109,7 @@ def _stopped_by_sigterm() -> Iterator[None]:
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
 
 
 def _run(arguments: Sequence[str]) -> int:
