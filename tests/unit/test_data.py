@@ -158,7 +158,7 @@ def test_an_address_is_fetched_mapped_and_checked(workplace: Path, host: str) ->
 
 def test_the_query_of_an_address_is_no_part_of_its_ending(host: str) -> None:
     (row,) = fetch_rows(f"{host}/t.csv?download=true")
-    assert row[2] == {"id": 1, "prompt": "why?"}
+    assert row[2] == {"id": "1", "prompt": "why?"}
 
 
 def test_nothing_is_fetched_offline(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
