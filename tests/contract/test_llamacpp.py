@@ -167,9 +167,9 @@ def test_a_killed_server_fails_its_cell_and_the_next_one_runs(toy_pair: PairFile
         ((server, client),) = engine._servers.values()
         post = client.post
 
-        def killed(path: str, body: object) -> object:
+        def killed(path: str, body: object, more_s: float) -> object:
             server.process.kill()
-            return post(path, body)  # type: ignore[arg-type]
+            return post(path, body, more_s=more_s)  # type: ignore[arg-type]
 
         client.post = killed  # type: ignore[assignment,method-assign]
         with pytest.raises(
