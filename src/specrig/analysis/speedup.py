@@ -47,11 +47,12 @@ class Times:
 def group_times(records: Iterable[Record]) -> Times:
     """A table of the times and token counts of one cell, with a row for each (group, replicate, repeat).
 
-    `rows` is the number of prompts in the group, and `baseline_rows` how many of them the baseline decodes together: all,
-    or one where it decodes them alone. Then its times are sums over the prompts, but `baseline_ttft_s` is a mean. The other columns exist for the method and, with the prefix
-    `baseline_`, for the baseline: `tokens` (all emitted tokens), `decode_tokens` (without those that prefill emitted,
-    usually the first), `decode_s`, `ttft_s`, `prefill_s` (`ttft_s` and the drafter's own prefill) and `energy_j` (the
-    whole generation, NaN where not counted). Times in seconds and energies in joules are those of the whole batch.
+    Each column exists for the method and, with the prefix `baseline_`, for the baseline: `rows` (prompts that decode
+    together: the group's, or one for a baseline that runs alone), `tokens` (all emitted tokens), `decode_tokens`
+    (without those that prefill emitted, usually the first), `decode_s`, `ttft_s`, `prefill_s` (`ttft_s` and the
+    drafter's own prefill) and `energy_j` (the whole generation, NaN where not counted). Times in seconds and energies
+    in joules are those of the whole batch. Of a baseline that runs alone they are sums over the prompts, but
+    `baseline_ttft_s` is their mean.
     """
     grouped: dict[tuple[int, int, int], list[Record]] = {}
     for record in records:

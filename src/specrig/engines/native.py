@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal
 
 import psutil
@@ -158,13 +157,10 @@ class Native(WeightsEngine):
     def pass_costs(self) -> list[float]:
         """What wider passes of the target cost for the rows that it holds (`Resources`)."""
         from specrig.runtime.pass_costs import pass_costs
-        from specrig.runtime.replay import Replay
 
         rows = self.target.cache.batch_size
         if rows not in self._pass_costs:
-            started = perf_counter()
             self._pass_costs[rows] = pass_costs(self.target)
-            Replay.spent += perf_counter() - started  # a last batch with fewer rows is timed within a measured run
         return self._pass_costs[rows]
 
     def model(self, name: str) -> CachedModel:

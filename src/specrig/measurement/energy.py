@@ -60,6 +60,18 @@ class Meter:
         """Stop reading and release what the meter holds."""
 
 
+def _called_every(period_s: float, call: Callable[[], object]) -> threading.Event:
+    """Call a function every `period_s` seconds in a thread of its own, until the returned event is set."""
+    stop = threading.Event()
+
+    def repeat() -> None:
+        while not stop.wait(period_s):
+            call()
+
+    threading.Thread(target=repeat, daemon=True).start()
+    return stop
+
+
 class SampledEnergy:
     """Energy from a power gauge, integrated by trapezoids between samples; each call of `joules` takes a sample too."""
 
@@ -72,10 +84,9 @@ class SampledEnergy:
     ) -> None:
         """watts: reads the gauge; period_s: seconds between samples, None: only in `joules`; clock: seconds."""
         self._watts, self._clock = watts, clock
-        self._lock, self._stop = threading.Lock(), threading.Event()
+        self._lock = threading.Lock()
         self._total, self._at, self._power = 0.0, clock(), watts()
-        if period_s is not None:
-            threading.Thread(target=self._sample, args=(period_s,), daemon=True).start()
+        self._stop = threading.Event() if period_s is None else _called_every(period_s, self.joules)
 
     def joules(self) -> float:
         """Take a sample and return the joules since the object was made."""
@@ -88,10 +99,6 @@ class SampledEnergy:
     def close(self) -> None:
         """Stop the thread that takes samples."""
         self._stop.set()
-
-    def _sample(self, period_s: float) -> None:
-        while not self._stop.wait(period_s):
-            self.joules()
 
 
 class NvmlMeter(Meter):
@@ -156,8 +163,8 @@ class RaplMeter(Meter):
         self._ranges = [int((zone / "max_energy_range_uj").read_text()) for zone in zones]
         self._last = self._read()
         self._total = 0
-        self._lock, self._stop = threading.Lock(), threading.Event()
-        threading.Thread(target=self._keep_reading, daemon=True).start()
+        self._lock = threading.Lock()
+        self._stop = _called_every(WRAP_S, self.joules)
 
     def joules(self) -> float:
         """See `Meter`."""
@@ -174,10 +181,6 @@ class RaplMeter(Meter):
     def close(self) -> None:
         """See `Meter`."""
         self._stop.set()
-
-    def _keep_reading(self) -> None:
-        while not self._stop.wait(WRAP_S):
-            self.joules()
 
     def _read(self) -> list[int]:
         return [int((zone / "energy_uj").read_text()) for zone in self._zones]

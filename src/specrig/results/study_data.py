@@ -115,9 +115,9 @@ class StudyData:
         """(file of a point of the study's traffic -> its turns, name of a point that failed -> why), of the jobs that the
         configuration has.
         """
-        turns, failed = study_turns(self.folder)
         if not self.config.get("traffic"):
             return {}, {}
+        turns, failed = study_turns(self.folder)
         kept = {path: found for path, found in turns.items() if _in_study(self.config, *path.parts[-4:-1])}
         return kept, {name: why for name, why in failed.items() if _in_study(self.config, *name.split("/")[:3])}
 
@@ -202,8 +202,8 @@ def read_study(folder: Path) -> StudyData:
 def _in_study(config: dict[str, Any], engine: str, pair: str | None, method: str) -> bool:
     """Whether the configuration has such a job. pair: None asks of any pair."""
     pairs = config.get("rows", {}).get("pairs") or config.get("pairs")  # entries may name pairs of their own
-    asked = (engine, names(config.get("engines"))), (pair, names(pairs)), (method, names(config.get("methods")))
-    return all(part is None or allowed is None or part in allowed for part, allowed in asked)
+    requested = (engine, names(config.get("engines"))), (pair, names(pairs)), (method, names(config.get("methods")))
+    return all(part is None or allowed is None or part in allowed for part, allowed in requested)
 
 
 def training_curves(models: Path) -> pd.DataFrame:

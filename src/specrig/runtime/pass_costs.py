@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from specrig.runtime.model import CachedModel
+from specrig.runtime.replay import Replay
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)
 """Tokens a row of the passes that are timed."""
@@ -23,6 +24,7 @@ def pass_costs(model: CachedModel) -> list[float]:
     time; widths take turns. Between the widths that were timed the cost is drawn straight. It never falls with the
     width: a wider pass can do what a narrower one does.
     """
+    began = model.now()  # without what recordings took, which leave themselves out
     room = model.cache.slots - max(model.lengths)
     widths = [width for width in WIDTHS if width <= room]
     fastest = dict.fromkeys(widths, float("inf"))
@@ -33,6 +35,7 @@ def pass_costs(model: CachedModel) -> list[float]:
             model.forward(tokens[:, :width])
             fastest[width] = min(fastest[width], model.now() - started)
     model.watch.clear()
+    Replay.spent += model.now() - began  # a last batch with fewer rows is timed within a measured run
     costs, known = [1.0], 1
     for width in widths[1:]:
         cost = max(fastest[width] / fastest[1], costs[-1])

@@ -56,9 +56,10 @@ def write_text(
     with within_memory("the target's text"):
         heldout = shards.texts("heldout", recipe.text.heldout_sequences)
         train = shards.texts("train", recipe.text.sequences, heldout)
+    tensors: dict[str, Tensor] = {}
     for part, found, wanted in (
         ("train", train, recipe.text.sequences),
-        ("held-out", heldout, recipe.text.heldout_sequences),
+        ("heldout", heldout, recipe.text.heldout_sequences),
     ):
         if wanted and not found:
             raise TrainingError(
@@ -66,8 +67,6 @@ def write_text(
                 f"{(recipe.text.sequence + 1) // 2} tokens (half of training.text.sequence) and is not a prompt of the "
                 "study. Add or shorten requests, or raise training.text.sequence"
             )
-    tensors: dict[str, Tensor] = {}
-    for part, found in (("train", train), ("heldout", heldout)):
         tokens = torch.full((len(found), recipe.text.sequence + 1), shards.eos[0])
         written = torch.zeros_like(tokens, dtype=torch.bool)
         for row, text in enumerate(found):

@@ -14,7 +14,7 @@ from pydantic import Field
 from specrig.decoding.drafters.eagle import Eagle
 from specrig.decoding.drafters.eagle2 import Eagle2
 from specrig.decoding.types import Context, Draft, MethodOptions, PaperRound, Resources, Verdict
-from specrig.heads.eagle3 import untaught
+from specrig.heads.eagle3 import parallel_only
 from specrig.runtime.types import DecodingError
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Eagle3(Eagle2):
     def __init__(self, options: MethodOptions, resources: Resources) -> None:
         super().__init__(options, resources)
         self.aux_layers = self.head.target_layers
-        if self.head_passes(2) > 1 and (why := untaught(self.head.config.to_dict())):
+        if self.head_passes(2) > 1 and (why := parallel_only(self.head.config.to_dict())):
             raise DecodingError(why)
 
     def head_passes(self, k: int) -> int:

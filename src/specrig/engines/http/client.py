@@ -111,7 +111,7 @@ class Client:
         try:
             response = self._checked(self._sent(path, body, more_s=more_s), path)
         except RequestException as error:
-            raise self._broken(error, 0) from error
+            raise self._broken(error, 0, more_s) from error
         return self._event(response.content)
 
     def counters(self) -> counters.Counters:
@@ -184,15 +184,15 @@ class Client:
             message = response.text[:300].strip()
         raise EngineError(f"{self.url}{path}: refused with status {response.status_code}: {message or response.reason}")
 
-    def _broken(self, error: RequestException, events: int) -> EngineError:
-        """The error for a request that broke off after so many events."""
+    def _broken(self, error: RequestException, events: int, more_s: float = 0.0) -> EngineError:
+        """The error for a request that broke off after so many events. more_s: see `post`."""
         from requests.exceptions import ChunkedEncodingError, ConnectTimeout
 
         if isinstance(error, ConnectTimeout):
             return TimedOutError(f"{self.url}: it accepted no connection in time; is the server hung?")
         if "Read timed out" in str(error):  # wrapped differently before and within the stream
             return TimedOutError(
-                f"{self.url}: silent for {self.silence_s:g} s after {events} events; is the server hung?"
+                f"{self.url}: silent for {self.silence_s + more_s:g} s after {events} events; is the server hung?"
             )
         if events or isinstance(error, ChunkedEncodingError):
             return EngineError(
@@ -233,8 +233,8 @@ def generations_of(replies: Sequence[Completion], k: int) -> list[Generation]:
     """Generations of a batch that was sent at once; times are the batch's.
 
     `ttft_s` ends when each row has its first token, so that no row's prefill counts as decoding; `decode_s` runs from
-    there to the last token. Tokens that came before have no measured time, so the time of the others is scaled to all. Raises EngineError for an answer in one piece that is
-    too long for one round: the server does not stream.
+    there to the last token. Tokens that came before have no measured time, so the time of the others is scaled to all.
+    Raises EngineError for an answer in one piece that is too long for one round: the server does not stream.
     """
     first = max(reply.arrivals[0][0] for reply in replies)
     last = max(reply.arrivals[-1][0] for reply in replies)

@@ -70,7 +70,6 @@ class LlamaCpp(LaunchingEngine):
         self.eos = self.weights.eos
         self._folder = tempfile.TemporaryDirectory(prefix="specrig-gguf-")
         self._key = ""
-        self._slots: dict[str, int] = {}
         self._peak_mb = 0.0
 
     @classmethod
@@ -149,13 +148,7 @@ class LlamaCpp(LaunchingEngine):
         self._key = digest(settings)
         if self._key in self._servers and not self._servers[self._key][0].alive:
             self._servers.pop(self._key)[0].close()
-        # Cells of one batch size run together. A server with another number of slots would keep its cache meanwhile.
-        for other in [key for key, slots in self._slots.items() if slots != settings["slots"]]:
-            del self._slots[other]
-            if other in self._servers:
-                self._servers.pop(other)[0].close()
         if self._key not in self._servers:
-            self._slots[self._key] = settings["slots"]
             port = free_port()
             url = f"http://127.0.0.1:{port}"
             start = f"from {serve.__name__} import main; main()"

@@ -28,7 +28,7 @@ MASKS = "ptd_token_id", "mask_hidden", *BIAS
 """What a P-EAGLE head, which may serve as one of EAGLE-3, has besides."""
 
 
-def untaught(config: Mapping[str, Any]) -> str | None:
+def parallel_only(config: Mapping[str, Any]) -> str | None:
     """Why a head with this config.json drafts badly token by token: it is one of P-EAGLE that never learnt to read its own
     output. None: it did learn that, or the checkpoint does not say.
     """
@@ -71,8 +71,8 @@ class Eagle3(UnrolledHead):
 
     @classmethod
     def unloadable(cls, engine: str, config: Mapping[str, Any]) -> str | None:
-        """See `untaught`."""
-        return untaught(config)
+        """See `parallel_only`."""
+        return parallel_only(config)
 
     def weights(self, sizes: Sizes) -> float:
         """Of the layer and of its own LM head."""
