@@ -20,7 +20,7 @@ from specrig.decoding import sampling, verify, verify_tree
 from specrig.decoding.drafters import registry
 from specrig.decoding.drafters.eagle2 import Eagle2
 from specrig.decoding.drafters.p_eagle import Tree
-from specrig.decoding.drafters.suffix import SuffixTree
+from specrig.decoding.drafters.suffix import Found, SuffixTree
 from specrig.decoding.drafters.suffix_p_eagle import REJECTED
 from specrig.decoding.loop import generate
 from specrig.decoding.static_tree import Layout
@@ -242,6 +242,18 @@ def test_what_followed_a_drafted_token_is_blended_with_what_the_head_says() -> N
     assert drafter.blended(0, head, [log(0.2)] * 5)[0] == [7, 8], "the others are not worth it"
     impossible: Tree = [7, 8, 3], [-1, 0, 0], [log(0.6), log(0.3), -60.0]
     assert drafter.blended(0, impossible, [-inf] * 5)[0] == [7, 8, 9], "a chance of 1e-26 is none"
+
+
+@pytest.mark.parametrize("blend", [False, True])
+def test_copies_that_promise_three_tokens_leave_the_head_out_but_where_its_tree_holds_them_too(blend: bool) -> None:
+    method: Any = registry()["suffix_p_eagle"]
+    drafter: Any = method.__new__(method)
+    drafter.options, drafter.size = method.Options(blend=blend, draft_nodes=4), None
+    drafter.matches = lambda context: [Found([1.0, 0.9, 0.8, 0.7], [1, 2, 3, 4], [-1, 0, 1, 2])]
+    drafter.draft = SimpleNamespace(propose=lambda context, k: Draft(torch.tensor([[9]]), [[-1]]))
+    sampler: Any = SimpleNamespace(device=torch.device("cpu"))
+    found = drafter.propose(Context([[5]], [False], sampler, [8]), 8)
+    assert drafter.draft_used == blend and found.tokens.tolist() == ([[9]] if blend else [[1, 2, 3, 4]])
 
 
 def test_what_the_target_named_behind_a_rejected_token_is_drafted_when_that_token_comes() -> None:

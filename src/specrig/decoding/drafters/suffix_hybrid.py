@@ -62,6 +62,11 @@ class SuffixHybrid(Suffix):
         super().begin(context, hidden, aux_hidden_states)
         self.draft_used = False
 
+    @property
+    def least(self) -> float:
+        """The suffix tree drafts where it expects at least this many accepted tokens."""
+        return float(self.options.least)
+
     def propose(self, context: Context, k: int) -> Draft:
         """From the suffix tree or the drafter, row by row."""
         import torch
@@ -69,7 +74,7 @@ class SuffixHybrid(Suffix):
         from specrig.runtime.device import padded
 
         found = self.matches(context)
-        copied = [row.tokens if row.score >= self.options.least else [] for row in found]
+        copied = [row.tokens if row.score >= self.least else [] for row in found]
         # How far the drafter goes: not at all in rows that the suffix tree continues, nor in finished ones.
         depths = [
             0 if row else min(depth, self.options.draft_k) for row, depth in zip(copied, context.depths, strict=True)

@@ -42,6 +42,8 @@ REJECTED = 0.15
 """The chance of the token that the target named last behind a token, where the text does not hold both."""
 LENGTHS = 3
 """How many lengths of match are asked what follows: the longest ones that occurred more often than a longer one."""
+BLENDED = 2.0
+"""How many times as much the suffix tree must promise before it drafts alone: a blended tree holds its copies, too."""
 At = tuple[int | None, Sequence[Node], int | None]
 """A node of the blended tree: the head's node, if it is one; the matches of the text that ends with its parent, and its
 own token, which makes them longer (None: they are its own).
@@ -60,8 +62,11 @@ class SuffixPEagle(SuffixHybrid):
     class Options(SuffixHybrid.Options):
         """Options as in `suffix_hybrid`, except: draft_k: tokens of the head's chain, or levels of its tree; draft_passes:
         passes of the head a round; draft_nodes: size of the head's tree, 0: a chain, auto: as many nodes as pay here;
-        length: for the chains of both; blend: add what the text says to the head's tree (at temperature 0, on a CPU).
+        length: for the chains of both; blend: add what the text says to the head's tree (at temperature 0, on a CPU),
+        which also doubles `least`.
         """
+
+        max_spec_factor: float = Field(3.0, gt=0, le=16)
 
         draft_k: int = Field(3, ge=1, le=16)
         draft_passes: int = Field(1, ge=1, le=16)
@@ -82,6 +87,11 @@ class SuffixPEagle(SuffixHybrid):
         super().__init__(options, resources)
         if self.options.blend:
             self.draft.blend = self.blended
+
+    @property
+    def least(self) -> float:
+        """See `SuffixHybrid`."""
+        return float(self.options.least) * (BLENDED if self.options.blend else 1.0)
 
     def drafter_options(self) -> MethodOptions:
         """The head verifies as much of its chain as pays where the suffix tree does."""
