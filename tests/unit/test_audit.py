@@ -260,3 +260,15 @@ def test_uniformity_keeps_its_level_for_a_handful_of_tokens_and_sees_what_it_say
     shifted = np.where(low, 0.5 * rng.random((400, 200)), 0.5 + 0.5 * rng.random((400, 200)))
     assert np.mean([uniformity(one).p_value <= ALARM for one in shifted]) > 0.75
     assert uniformity(np.empty(0)).describe(ALARM) == "no tokens"
+
+
+def test_outputs_that_share_their_seeds_do_not_fail_more_often() -> None:
+    """As those of a prompt for every k: pooled, five copies of a sample would count as five times as many draws."""
+    rng = np.random.default_rng(0)
+    samples = [rng.random(60) for _ in range(2000)]
+    found = np.array([uniformity(*[values] * 5).p_value for values in samples])
+    pooled = np.array([uniformity(np.tile(values, 5)).p_value for values in samples])
+    assert (found < 0.05).mean() <= 0.05 < (pooled < 0.05).mean() / 4
+    p_value = uniformity(samples[0]).p_value
+    assert uniformity(samples[0], samples[0], np.empty(0)).p_value == pytest.approx(min(1.0, 2 * p_value))
+    assert uniformity(samples[0], samples[1]).describe(ALARM).startswith("120 tokens, within chance of uniform")

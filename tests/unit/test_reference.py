@@ -19,7 +19,7 @@ from transformers import MistralConfig, MistralForCausalLM, PreTrainedTokenizerF
 
 from runs import own_study
 from specrig.audit import reference
-from specrig.audit.multiple_testing import REFERENCE
+from specrig.audit.multiple_testing import REFERENCE, UNIFORMITY
 from specrig.audit.run import AuditTarget, audit_records
 from specrig.measurement.records import Record, study_records
 from specrig.measurement.runner import measure
@@ -191,3 +191,14 @@ def test_a_tie_is_told_apart(windowed: Path) -> None:
         ).passed
         is False
     )
+
+
+def test_each_k_has_a_test_of_its_own(windowed: Path) -> None:
+    """A prompt has the same seed for every k, so their outputs depend on each other."""
+    windowed.write_text(yaml.safe_dump(yaml.safe_load(windowed.read_text()) | {"temperatures": [1.0]}))
+    study = load_study(windowed)
+    measure(study, "native", "tiny", ["draft_model"])
+    records = study_records(study.root / "records")
+    again = [record.model_copy(update={"cell": record.cell.model_copy(update={"k": 4})}) for record in records]
+    row = judged(study, [*records, *again]).set_index("test").loc[UNIFORMITY]
+    assert row["ks"] == "3–4" and row["samples"] == 2 * len(records) and "in any of 2 samples" in row["finding"]

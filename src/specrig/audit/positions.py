@@ -21,16 +21,23 @@ SEEN = 0.8
 
 @dataclass(frozen=True, slots=True)
 class Uniformity:
-    """distance: of Kolmogorov and Smirnov. first: the share of values in the likeliest twentieth."""
+    """The tests of one or several samples. distances: of Kolmogorov and Smirnov; sizes: values of each sample; first:
+    the share of all values in the likeliest twentieth.
+    """
 
-    distance: float
+    distances: tuple[float, ...]
+    sizes: tuple[int, ...]
     first: float
-    values: int
 
     @property
     def p_value(self) -> float:
-        """Probability that uniform values are as far off or farther; NaN without values."""
-        return float(kstwo.sf(self.distance, self.values)) if self.values else float("nan")
+        """The smallest probability that uniform values are as far off or farther, times the number of samples
+        (Bonferroni): valid however these depend on each other. NaN without values.
+        """
+        if not self.sizes:
+            return float("nan")
+        smallest = min(float(kstwo.sf(distance, n)) for distance, n in zip(self.distances, self.sizes, strict=True))
+        return min(1.0, smallest * len(self.sizes))
 
     def describe(self, level: float) -> str:
         """The finding in words, at a level of significance.
@@ -38,14 +45,17 @@ class Uniformity:
         A shift of d at some point of the line makes the share up to there normal around d, with a deviation of at most
         1 / (2 √n).
         """
-        if not self.values:
+        if not self.sizes:
             return "no tokens"
+        tokens = f"{sum(self.sizes)} tokens"
         if self.p_value <= level:
-            return f"{self.values} tokens, not uniform"
-        seen = min(1.0, float(kstwo.isf(level, self.values) + norm.ppf(SEEN) / (2 * self.values**0.5)))
+            return f"{tokens}, not uniform"
+        count, n = len(self.sizes), min(self.sizes)
+        seen = min(1.0, float(kstwo.isf(level / count, n) + norm.ppf(SEEN) / (2 * n**0.5)))
+        where = "" if count == 1 else f" in any of {count} samples"
         return (
-            f"{self.values} tokens, within chance of uniform; a shift of {seen:.2f} would be seen in {100 * SEEN:.0f} "
-            "% of such tests"
+            f"{tokens}, within chance of uniform; a shift of {seen:.2f}{where} would be seen in {100 * SEEN:.0f} % of "
+            "such tests"
         )
 
 
@@ -62,11 +72,18 @@ def transform(
     return np.where(own > 0, np.minimum(values, 1 - 1e-12), 1.0)
 
 
-def uniformity(values: NDArray[np.float64]) -> Uniformity:
-    """Kolmogorov-Smirnov test that values are uniform on [0, 1). A value of 1 is impossible: the distance is then 1."""
+def uniformity(*samples: NDArray[np.float64]) -> Uniformity:
+    """Kolmogorov-Smirnov tests that the values of each sample are uniform on [0, 1).
+
+    Values may depend on those of other samples, not on those of their own. A value of 1 is impossible: the distance is
+    then 1.
+    """
+    filled = [values for values in samples if len(values)]
+    first = float((np.concatenate(filled) < 0.05).mean()) if filled else float("nan")
+    return Uniformity(tuple(map(_distance, filled)), tuple(map(len, filled)), first)
+
+
+def _distance(values: NDArray[np.float64]) -> float:
     n = len(values)
-    if n == 0:
-        return Uniformity(0.0, float("nan"), 0)
     line, steps = np.sort(values), np.arange(n + 1) / n
-    distance = 1.0 if line[-1] >= 1 else float(max((steps[1:] - line).max(), (line - steps[:-1]).max()))
-    return Uniformity(distance, float((values < 0.05).mean()), n)
+    return 1.0 if line[-1] >= 1 else float(max((steps[1:] - line).max(), (line - steps[:-1]).max()))

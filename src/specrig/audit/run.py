@@ -247,15 +247,16 @@ def _compared(answers: Sequence[Answer], cell: Cell, target: AuditTarget) -> tup
 
 def _positions(records: list[Record], target: AuditTarget, seed: int) -> dict[str, Any]:
     rng = np.random.default_rng(seed)
-    values = []
+    values: dict[tuple[int, int], list[NDArray[np.float64]]] = {}
     for record in records:
-        tokens = record.run.tokens
-        prompt = target.prompts(record.cell.task)[record.prompt_id]
-        scores = target.logits([*prompt, *tokens[:-1]], len(tokens)) / record.cell.temperature
+        cell, tokens = record.cell, record.run.tokens
+        prompt = target.prompts(cell.task)[record.prompt_id]
+        scores = target.logits([*prompt, *tokens[:-1]], len(tokens)) / cell.temperature
         scores = np.exp(scores - scores.max(-1, keepdims=True))
-        values.append(transform(scores / scores.sum(-1, keepdims=True), tokens, rng))
-    pooled = np.concatenate(values)
-    test = uniformity(pooled)
+        found = transform(scores / scores.sum(-1, keepdims=True), tokens, rng)
+        # A prompt has one seed for every k and batch size, so these outputs are no independent draws.
+        values.setdefault((cell.k, cell.batch_size), []).append(found)
+    test = uniformity(*map(np.concatenate, values.values()))
     level = strictest_level(target.study.grid.cells)
     finding = f"{test.describe(level)}; {100 * test.first:.1f} % in the likeliest twentieth (5 % expected)"
     return _judged(records, UNIFORMITY, test.p_value, None, records[0].lossless, finding)
