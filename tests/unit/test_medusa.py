@@ -33,6 +33,7 @@ from specrig.runtime.model import CachedModel
 from specrig.runtime.transformers_model import cached_model
 from specrig.runtime.types import DecodingError
 from specrig.training import llama
+from specrig.training.checkpoint import State
 from specrig.training.fit import fit, train_jointly
 from specrig.training.language_model import next_token_loss
 from specrig.training.llama import Llama
@@ -347,6 +348,35 @@ def test_joint_training_yields_a_target_and_its_heads(pair: tuple[Recipe, Path],
     for name in ("target", "medusa"):
         rows = [json.loads(line) for line in (tmp_path / "joint" / name / "training.jsonl").read_text().splitlines()]
         assert [row["step"] for row in rows if "loss" in row] == list(range(1, SETTINGS.joint.steps + 1))
+
+
+class Killed(BaseException):
+    pass
+
+
+def test_a_joint_training_that_was_cut_keeps_both_curves(
+    pair: tuple[Recipe, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, folder = pair
+    base, joint = tmp_path / "base", tmp_path / "joint"
+    base.mkdir()
+    for name in ("target", TEXT):
+        (base / name).symlink_to(folder / name)
+    fit("medusa", recipe, folder / "corpus", base, base / "target", progress=False)
+
+    def save_and_die(state: State, step: int) -> None:
+        if step == SETTINGS.joint.steps - 1:
+            state.save(step)
+            raise Killed
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(State, "keep", save_and_die)
+        train_jointly(recipe, folder / "corpus", base, joint, base / "target", progress=False)
+    train_jointly(recipe, folder / "corpus", base, joint, base / "target", progress=False)
+    for name in ("target", "medusa"):
+        rows = [json.loads(line) for line in (joint / name / "training.jsonl").read_text().splitlines()]
+        assert [row["step"] for row in rows if "loss" in row] == list(range(1, SETTINGS.joint.steps + 1)), name
+    assert not (joint / "medusa/target.jsonl").exists()
 
 
 def test_joint_training_keeps_the_vocabulary_of_the_heads(pair: tuple[Recipe, Path], tmp_path: Path) -> None:

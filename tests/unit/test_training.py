@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
-from itertools import islice
+from itertools import islice, repeat
 from pathlib import Path
 
 import pytest
@@ -315,6 +315,62 @@ def test_losses_read_now_and_then_make_the_same_curve_and_a_checkpoint_misses_no
         {k: v for k, v in row.items() if k not in drop} for row in seldom
     ]
     assert [row["step"] for row in seldom if "loss" in row] == list(range(1, 11))
+
+
+@pytest.mark.parametrize("cut", [2, 4])
+def test_a_checkpoint_does_not_lose_what_is_measured_at_its_step(
+    tmp_path: Path, cut: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def save_and_die(state: State, step: int) -> None:
+        if step == cut:
+            state.save(step)
+            raise Killed
+
+    def attempt() -> None:
+        model, tokens = random_model(), torch.arange(9).repeat(1, 1)
+        with training(tmp_path / "target", 4, False, "key") as going:
+            settings = Optimisation(steps=4, batch=1, sequence=8, evaluations=2)
+            train(model, settings, repeat(tokens), next_token_loss(model), lambda: ({"heldout": 1}, ""), going)
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(State, "keep", save_and_die)
+        attempt()
+    attempt()
+    rows = [json.loads(line) for line in (tmp_path / "target/training.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows if "heldout" in row] == [2, 4]
+
+
+def test_a_second_kill_loses_no_line_of_the_curve(tmp_path: Path) -> None:
+    module = torch.nn.Linear(2, 2)
+    for _ in range(2):
+        with pytest.raises(Killed), training(tmp_path / "m", 9, False, "k") as going:
+            going.begin({"model": (module, Optimizer(module, Optimisation(steps=9)))})
+            if not going.done:
+                going.take_step(1, [module(torch.ones(1, 2)).sum()], tokens=1, lr=0.1)
+                going.state.save(1)
+            (line,) = (going.folder / "training.jsonl").read_text().splitlines()
+            raise Killed
+    assert json.loads(line)["step"] == 1
+    (going.folder / "training.jsonl").unlink()
+    with training(tmp_path / "m", 9, False, "k") as going:
+        assert going.done == 1, "weights without their curve go on too"
+
+
+def test_finished_weights_outlast_a_kill_while_their_states_are_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = torch.nn.Linear(2, 2)
+
+    def die(*_: object, **__: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch, pytest.raises(Killed), training(tmp_path / "m", 9, False, "k") as going:
+        going.begin({"model": (module, Optimizer(module, Optimisation(steps=9, optimizer="adamw")))})
+        going.take_step(9, [module(torch.ones(1, 2)).sum()], tokens=1, lr=0.1)
+        going.state.save(9)
+        patch.setattr(shutil, "rmtree", die)
+    with training(tmp_path / "m", 9, False, "k") as going:
+        assert going.done == 9
 
 
 def test_a_loss_read_late_still_stops_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -170,6 +170,7 @@ def learn(
         run.take_step(step, [loss], tokens=step * batch.tokens.numel(), lr=settings.lr)
         if frozen and step in settings.evaluated() and step < settings.steps:
             evaluate(step)
+        run.keep(step)
     evaluate(run.curve.steps)
     learner.save(run.folder)
 
@@ -202,7 +203,10 @@ def train_jointly(
     lesson = Lesson(recipe, text, corpus_dir, target, target)
     key = training_key(recipe, corpus_dir, base, target)
     with model_folder(models / "target") as folder, training(models / "medusa", joint.steps, progress, key) as run:
-        with Curve(folder / "training.jsonl", "target", joint.steps, False) as curve:
+        # Beside the checkpoint, with which a training that was cut goes on.
+        unfinished = run.folder / "target.jsonl"
+        with Curve(unfinished, "target", joint.steps, False, run.done) as curve:
+            run.curves.append(curve)
             model.model.requires_grad_(True)
             schedule = _schedule(settings, joint.steps, settings.lr, settings.matrix_lr)
             parts = {
@@ -215,3 +219,4 @@ def train_jointly(
             learn(learner, parts, lesson, run, lambda step, tokens: curve.note(step, learner.own, tokens=tokens))
         model.model.requires_grad_(False).save_pretrained(folder)
         copy_tokenizer(target, folder)
+        unfinished.replace(folder / "training.jsonl")

@@ -19,7 +19,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
 from specrig.errors import first_line
-from specrig.files import files_sha256
+from specrig.files import files_sha256, write_atomically
 from specrig.heads.base import TrainingError
 from specrig.training.checkpoint import FILE as CHECKPOINT
 from specrig.training.checkpoint import State, steps_done
@@ -44,10 +44,10 @@ class Curve:
 
     def __init__(self, path: Path, label: str, steps: int, progress: bool, done: int = 0) -> None:
         self.label, self.steps = label, steps
-        kept = path.read_text(encoding="utf-8").splitlines(keepends=True) if done else []
-        self.file = path.open("w", encoding="utf-8")
+        kept = path.read_text(encoding="utf-8").splitlines(keepends=True) if done and path.is_file() else []
         whole = [line for line in kept if line.endswith("\n") and json.loads(line)["step"] <= done]
-        self.file.writelines(whole)
+        write_atomically(path, "".join(whole))
+        self.file = path.open("a", encoding="utf-8")
         self.pending: list[tuple[int, Tensor, dict[str, Any]]] = []
         self.spoke = time.perf_counter()
         # The time of a training that was cut goes on where its last kept line ends.
@@ -129,6 +129,8 @@ class Run:
 
     def __init__(self, folder: Path, curve: Curve, key: str) -> None:
         self.folder, self.curve, self.key = folder, curve, key
+        self.curves = [curve]
+        """All that are in step with the checkpoint."""
         self.done = steps_done(folder, key)
 
     def begin(
@@ -153,8 +155,14 @@ class Run:
         self.curve.note(step, torch.stack(found).mean(), tokens=tokens, lr=lr * self.state.optimizers[0].rate())
         for optimizer in self.state.optimizers:
             optimizer.step()
+
+    def keep(self, step: int) -> None:
+        """Write a checkpoint, if one is due. The evaluation after `step` comes before: a training that goes on from the
+        checkpoint does not repeat it.
+        """
         if self.state.due():
-            self.curve.flush()  # so that the curve holds every step that the checkpoint has taken
+            for curve in self.curves:
+                curve.flush()  # so that it holds every step that the checkpoint has taken
         self.state.keep(step)
 
 
@@ -207,7 +215,7 @@ def model_folder(out: Path, key: str = "") -> Iterator[Path]:
         if not steps_done(temporary, key):
             shutil.rmtree(temporary, ignore_errors=True)
         raise
-    (temporary / CHECKPOINT).unlink(missing_ok=True)
     shutil.rmtree(temporary / STATES, ignore_errors=True)
     shutil.rmtree(out, ignore_errors=True)
+    (temporary / CHECKPOINT).unlink(missing_ok=True)  # last: to delete the states takes long, and a kill may come
     temporary.rename(out)

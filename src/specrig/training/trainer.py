@@ -178,6 +178,7 @@ def train(
             model.train()
             run.curve.write(step, texts=step * settings.batch, **found)
             run.curve.log(f"after {step} steps, {time.perf_counter() - run.curve.start:.0f} s: {line}")
+        run.keep(step)
 
 
 def _rounded(values: dict[str, float]) -> dict[str, float]:
