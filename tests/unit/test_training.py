@@ -15,6 +15,7 @@ import torch
 from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
 from tiny import TINY, prompts_of
+from tokenizers.processors import TemplateProcessing
 from torch.nn import functional as F  # noqa: N812
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -39,6 +40,7 @@ from specrig.training.trainer import (
     Heldout,
     PackedText,
     evaluate,
+    tokenize,
     train,
 )
 
@@ -53,9 +55,10 @@ def pair(tiny_pair: Path) -> Path:
 
 TEN_STEPS = TINY_RECIPE.model_copy(
     update={
+        "target": TINY_RECIPE.target.model_copy(update={"layers": 3}),
         "target_training": TINY_RECIPE.target_training.model_copy(
-            update={"steps": 10, "evaluations": 1, "growth": (Growth(until=0.5, layers=1),)}
-        )
+            update={"steps": 10, "evaluations": 1, "growth": (Growth(until=0.5, layers=2),)}
+        ),
     }
 )
 """A training of the target that grows on its way, to be cut and held against one that ran through."""
@@ -124,6 +127,20 @@ def test_the_optimiser_learns_and_its_rate_warms_up_and_falls_to_zero(optimizer:
     assert values[0] > 4 and values[-1] < 0.5
     assert rates[:4] == [0.25, 0.5, 0.75, 1.0]
     assert rates[19] == 1.0 and rates[-1] == pytest.approx(0.05)
+
+
+def test_a_model_that_grew_has_the_order_of_one_that_did_not() -> None:
+    """So the norm of all gradients is the same sum where a training goes on. The new layer lies between the old ones."""
+    model, settings = Llama(SHAPE, 97).initialise(0), Optimisation(steps=4)
+    grown = Optimizer(model, settings)
+    model.grow(3)
+    grown.adopt(model)
+    fresh = Optimizer(model, settings)
+    assert [*map(id, grown.parameters)] == [*map(id, fresh.parameters)] == [*map(id, model.parameters())]
+    orders = [
+        [[id(parameter) for parameter, *_ in members] for members in each.matrices.values()] for each in (grown, fresh)
+    ]
+    assert orders[0] == orders[1]
 
 
 def test_packing_keeps_every_token_in_order_and_reshuffles() -> None:
@@ -458,6 +475,15 @@ def test_the_tokenizer_round_trips_any_text() -> None:
     assert tokenizer.token_to_id(END_OF_TEXT) == 0
     digits = tokenizer.encode("1234567").tokens
     assert digits == list("1234567")
+
+
+def test_what_a_tokenizer_adds_stands_before_the_prompt_alone() -> None:
+    tokenizer = train_tokenizer(["def f(x):\n    return x + 123\n"] * 20, 400)
+    row = {"prompt": "def f(x):\n", "completion": "    return x"}
+    (plain,) = tokenize([row], tokenizer, 0)
+    first = tokenizer.token_to_id("f")
+    tokenizer.post_processor = TemplateProcessing(single="f $A", special_tokens=[("f", first)])
+    assert tokenize([row], tokenizer, 0) == [[first, *plain]]
 
 
 def test_the_pair_loads_with_transformers_and_shares_its_tokenizer(pair: Path) -> None:

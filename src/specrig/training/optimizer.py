@@ -78,6 +78,11 @@ class Optimizer:
             )
         elif adam:
             self.adam.add_param_group({"params": adam})
+        # In the model's order, so that sums over parameters are the same bits where a training goes on.
+        order = {id(parameter): at for at, parameter in enumerate(model.parameters())}
+        self.parameters.sort(key=lambda parameter: order[id(parameter)])
+        for members in self.matrices.values():
+            members.sort(key=lambda member: order[id(member[0])])
 
     def state(self, model: nn.Module) -> Iterator[tuple[str, str, Tensor]]:
         """Everything that the next step depends on, but its number: (kind, name of the parameter in `model`, tensor)."""

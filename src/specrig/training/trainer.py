@@ -89,10 +89,11 @@ class PackedText:
 def tokenize(rows: Sequence[dict[str, str]], tokenizer: Tokenizer, eos: int) -> list[list[int]]:
     """Token ids of every row: prompt, completion, end-of-text.
 
-    Prompt and completion are encoded apart, as they are when a model answers: no token straddles their boundary.
+    Prompt and completion are encoded apart, as they are when a model answers: no token straddles their boundary. What a
+    tokenizer adds at the beginning of a text stands before the prompt alone.
     """
     prompts = tokenizer.encode_batch([row["prompt"] for row in rows])
-    completions = tokenizer.encode_batch([row["completion"] for row in rows])
+    completions = tokenizer.encode_batch([row["completion"] for row in rows], add_special_tokens=False)
     return [[*prompt.ids, *completion.ids, eos] for prompt, completion in zip(prompts, completions, strict=True)]
 
 
