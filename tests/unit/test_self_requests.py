@@ -364,3 +364,11 @@ def test_the_plan_counts_requests_that_are_dropped(workplace: Path) -> None:
     own = training_flop(study.training.model_copy(update={"prompts": recipe(prompts="self").prompts}), models, shape)
     mixed = training_flop(study.training.model_copy(update={"prompts": recipe().prompts}), models, shape)
     assert alone < mixed < own
+
+
+def test_a_target_that_writes_no_usable_request_is_given_up(target: Path, tiny_corpus: Path, tmp_path: Path) -> None:
+    """Here no sequence has room for a request and its answer, so that not one token is written."""
+    short = recipe(prompts="self", text=MIXED["text"] | {"sequence": 32})
+    with pytest.raises(TrainingError, match=r"no new request in 16 shards .*raise training\.text\.sequence or"):
+        write_text(short, tiny_corpus / "corpus", tmp_path, target)
+    assert len(list(tmp_path.glob("text/*/heldout-*.jsonl"))) == 16

@@ -147,6 +147,17 @@ def test_a_training_goes_on_from_a_head_of_its_target_alone(workplace: Path) -> 
         study([{"method": "eagle"}])
 
 
+def test_texts_are_held_against_the_context_of_what_is_trained(workplace: Path) -> None:
+    """A given target has its own."""
+    model_folder("mine", vocabulary=1000)
+    row, training = "own\tmodels/mine\ttrained\t\ttrained\n", {"text": {"sequence": 600}}
+    with pytest.raises(StudyError, match=r"training\.text\.sequence: 600 is longer than training\.draft\.context 512"):
+        study_of(row, [{"method": "draft_model"}], training=training)
+    with pytest.raises(StudyError, match=r"training\.text\.sequence: 600 is longer than training\.target\.context 512"):
+        study_of("own\ttrained\ttrained\n", [{"method": "draft_model"}], training=training)
+    assert study_of(row, [{"method": "medusa"}], training=training).grid.trained == [("own", "medusa")]
+
+
 def test_shards_that_are_not_there_are_named(workplace: Path) -> None:
     shards, training = Path("written"), {"text": {"shards": "written"}}
     model_folder("mine", vocabulary=1000)

@@ -272,6 +272,13 @@ def test_requests_that_are_all_too_long_are_said_before_anything_is_written(pair
     assert not (tmp_path / TEXT).exists()
 
 
+def test_texts_that_the_target_cannot_read_are_said_before_anything_is_written(pair: Path, tmp_path: Path) -> None:
+    recipe = TINY_RECIPE.model_copy(update={"text": TINY_RECIPE.text.model_copy(update={"sequence": 513})})
+    with pytest.raises(TrainingError, match=r"has 512 positions, training\.text\.sequence is 513; lower it"):
+        write_text(recipe, pair / "corpus", tmp_path, pair / "models/target")
+    assert not list(tmp_path.iterdir())
+
+
 def test_nothing_to_learn_from_is_said_at_once() -> None:
     with pytest.raises(TrainingError, match=r"nothing to learn from: raise training\.text\.sequences"):
         next(row_batches(0, 4, 1))

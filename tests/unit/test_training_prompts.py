@@ -21,7 +21,7 @@ from specrig.planning.estimate import training
 from specrig.study.load import load_study
 from specrig.study.overlap import prompts_in_both
 from specrig.tasks import PromptError, read_prompts
-from specrig.training.prompts import kept, request_groups
+from specrig.training.prompts import kept, plan, request_groups
 from specrig.training.recipe import Recipe
 
 TEMPLATE = (
@@ -118,6 +118,8 @@ def test_the_users_file(tmp_path: Path, target: Path) -> None:
         {"messages": [{"role": "assistant", "content": "Hi"}]},
         {"prompt": " "},
         {"messages": ["hi"]},
+        {"turns": "What is 7?"},
+        {"turns": 7},
     ):
         with pytest.raises(PromptError, match=r"wrong\.jsonl:1: no prompt to train on; a row needs `prompt`"):
             request_groups(recipe(prompts=rows_of(tmp_path / "wrong.jsonl", [row])), tmp_path, heldout=False)
@@ -149,3 +151,17 @@ def test_what_is_evaluated_is_left_out_and_counted(
     assert f"{count} training prompts are prompts of the evaluation and were left out" in capsys.readouterr().err
     assert not {normalized(text) for text in found} & {normalized(f"What is {n}") for n in range(20)}
     assert len(found) == sum(len(group.requests or ()) for group in groups) > 100
+
+
+def test_messages_that_the_template_refuses_are_named(tmp_path: Path, target: Path) -> None:
+    refusing = "{% if messages[0].role == 'system' %}{{ raise_exception('no system line') }}{% endif %}" + TEMPLATE
+    (target / "chat_template.jinja").write_text(refusing)
+    turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Say 1"}]
+    mine = recipe(
+        prompts=rows_of(tmp_path / "mine.jsonl", [{"messages": turns}]),
+        corpus=TINY["corpus"] | {"heldout_share": 0.001},
+    )
+    groups = request_groups(mine, tmp_path, heldout=False)
+    reason = r"mine\.jsonl:1: the chat template of .*target refuses these messages \(no system line\); change them"
+    with pytest.raises(PromptError, match=reason):
+        next(plan(groups, mine, target, PreTrainedTokenizerFast.from_pretrained(target)))

@@ -37,6 +37,7 @@ from specrig.study.table_checks import (
     check_pairs,
     check_refusals,
     check_tasks,
+    check_text_length,
     check_text_shards,
     check_trained,
 )
@@ -78,6 +79,7 @@ def load_study(config: dict[str, Any] | Path, files: Sequence[Path] = ()) -> Stu
     check_pairs(study, problems)
     check_trained(study, problems)
     check_initial_checkpoints(study, problems)
+    check_text_length(study, problems)
     check_text_shards(study, problems)
     check_tasks(study, problems)
     check_folders(study, problems)

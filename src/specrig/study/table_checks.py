@@ -193,6 +193,15 @@ def check_initial_checkpoints(study: Study, problems: Problems) -> None:
                 problems.key(key, str(error), "name a head of this target")
 
 
+def check_text_length(study: Study, problems: Problems) -> None:
+    """Add a problem for texts that are longer than what a target or draft of the study's own training can read."""
+    sequence, trained = study.training.text.sequence, {part for _, part in study.grid.trained}
+    for name, shape in (("target", study.training.target), ("draft", study.training.draft)):
+        if name in trained and sequence > shape.context:
+            reason = f"{sequence} is longer than training.{name}.context {shape.context}"
+            problems.key(["training", "text", "sequence"], reason, f"lower it, or raise training.{name}.context")
+
+
 def check_text_shards(study: Study, problems: Problems) -> None:
     """Add a problem for a folder of shards in which there are none."""
     shards = study.training.text.shards

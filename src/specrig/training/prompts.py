@@ -11,9 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jinja2 import TemplateError
+
 from specrig.corpus import gather
 from specrig.corpus.example import TASKS, hash_fraction, number
 from specrig.corpus.wording import normalized
+from specrig.errors import first_line
 from specrig.tasks.chat import render_chat
 from specrig.tasks.sources import PromptError, Row, hub_rows, read_rows
 from specrig.training.prompt_sources import PromptSource
@@ -28,6 +31,8 @@ class Request:
 
     text: str
     turns: tuple[dict[str, str], ...]
+    location: str
+    """Where it is from, for error messages."""
 
     def texts(self) -> set[str]:
         """Everything in it that could be a prompt of an evaluation, as `normalized` compares it."""
@@ -90,14 +95,14 @@ def plan(groups: Sequence[Group], recipe: Recipe, target: Path, tokenizer: Any) 
     the target writes some.
 
     A prompt that fills more than half of a sequence is passed over. Raises PromptError where `chat` is true and the
-    tokenizer has no chat template.
+    tokenizer has no chat template, and for a request that the template refuses.
     """
     chat = bool(tokenizer.chat_template) if recipe.chat == "auto" else recipe.chat
     if chat and not tokenizer.chat_template:
         raise PromptError(
             f"training.chat is true and the tokenizer of {target} has no chat template; say auto or false"
         )
-    left = {at: _planned(group, recipe, tokenizer, chat) for at, group in enumerate(groups)}
+    left = {at: _planned(group, recipe, target, tokenizer, chat) for at, group in enumerate(groups)}
     # The group that is furthest behind its share comes next.
     done = dict.fromkeys(left, 0)
     while left:
@@ -110,14 +115,14 @@ def plan(groups: Sequence[Group], recipe: Recipe, target: Path, tokenizer: Any) 
         yield found
 
 
-def _planned(group: Group, recipe: Recipe, tokenizer: Any, chat: bool) -> Iterator[Planned]:
+def _planned(group: Group, recipe: Recipe, target: Path, tokenizer: Any, chat: bool) -> Iterator[Planned]:
     count = 0
     if group.requests is None:
         while True:
             yield Planned(group.kind, count)
             count += 1
     for request in group.requests:
-        text = render_chat(tokenizer, request.turns) if chat else request.text
+        text = _rendered(request, target, tokenizer) if chat else request.text
         prompt: list[int] = tokenizer(text)["input_ids"]
         if 0 < len(prompt) <= (recipe.text.sequence + 1) // 2:
             users = tuple(turn["content"] for turn in request.turns if turn["role"] == "user")
@@ -125,11 +130,26 @@ def _planned(group: Group, recipe: Recipe, tokenizer: Any, chat: bool) -> Iterat
             count += 1
 
 
+def _rendered(request: Request, target: Path, tokenizer: Any) -> str:
+    """The request in the chat template of the target's tokenizer."""
+    try:
+        return render_chat(tokenizer, request.turns)
+    except TemplateError as error:
+        raise PromptError(
+            f"{request.location}: the chat template of {target} refuses these messages ({first_line(error)}); change them "
+            "(some templates want no system line, or users and assistants in turn), or say training.chat: false"
+        ) from error
+
+
 def _of_corpus(recipe: Recipe, corpus_dir: Path, *, heldout: bool) -> dict[str, list[Request]]:
     rows = gather.read(corpus_dir / ("heldout.jsonl" if heldout else "train.jsonl"))
     groups = {}
     for task in TASKS:
-        mine = {row["prompt"]: _request(row["prompt"], _asked(row)) for row in rows if row["task"] == task}
+        mine = {
+            row["prompt"]: _request(row["prompt"], _asked(row), f"the corpus, {task}")
+            for row in rows
+            if row["task"] == task
+        }
         # In training a part is taken, whatever the order in which the corpus was gathered.
         names = list(mine) if heldout else sorted(mine, key=lambda prompt: number(recipe.seed, prompt))
         groups[task] = [mine[name] for name in names]
@@ -143,8 +163,8 @@ def _asked(row: dict[str, str]) -> str:
     return row["instruction"]
 
 
-def _request(text: str, instruction: str) -> Request:
-    return Request(text, ({"role": "user", "content": instruction},))
+def _request(text: str, instruction: str, location: str) -> Request:
+    return Request(text, ({"role": "user", "content": instruction},), location)
 
 
 def rows_of(source: PromptSource) -> Iterator[Row]:
@@ -173,19 +193,20 @@ def _of_rows(source: PromptSource, recipe: Recipe, *, heldout: bool) -> list[Req
 
 def _from_row(row: dict[str, Any], location: str) -> Request:
     """A row's `prompt`; the first of its `turns`; or its `messages` up to the last that a user wrote."""
-    first = row.get("prompt") or next(iter(row.get("turns") or ()), None)
+    turns = row.get("turns")
+    first = row.get("prompt") or (next(iter(turns), None) if isinstance(turns, list) else None)
     if isinstance(first, str) and first.strip():
-        return _request(first, first)
+        return _request(first, first, location)
     messages = row.get("messages") or ()
     if isinstance(messages, list) and all(
         isinstance(each, dict) and {"role", "content"} <= each.keys() for each in messages
     ):
-        turns = [{"role": str(each["role"]), "content": str(each["content"])} for each in messages]
-        while turns and turns[-1]["role"] != "user":
-            turns.pop()
-        if turns and turns[-1]["content"].strip():
-            return Request(turns[-1]["content"], tuple(turns))
+        asked = [{"role": str(each["role"]), "content": str(each["content"])} for each in messages]
+        while asked and asked[-1]["role"] != "user":
+            asked.pop()
+        if asked and asked[-1]["content"].strip():
+            return Request(asked[-1]["content"], tuple(asked), location)
     raise PromptError(
-        f"{location}: no prompt to train on; a row needs `prompt` (a text), `turns` (texts) or `messages` (each with role "
+        f"{location}: no prompt to train on; a row needs `prompt` (a text), `turns` (a list of texts) or `messages` (each with role "
         f"and content, one of them a user's); this one has {', '.join(map(repr, row)) or 'nothing'}"
     )

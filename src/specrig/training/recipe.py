@@ -200,8 +200,6 @@ class Training(Settings):
                 raise ValueError(f"{name}_training: {training.steps} steps are too few for `growth`: raise steps")
             if stages and stages[-1].layers >= shape.layers:
                 raise ValueError(f"{name}_training.growth must stay below {name}.layers ({shape.layers})")
-        if self.text.sequence > self.target.context:
-            raise ValueError(f"text.sequence {self.text.sequence} is longer than target.context {self.target.context}")
         if self.draft.context < self.target.context:
             raise ValueError("draft.context must not be shorter than target.context")
         return self

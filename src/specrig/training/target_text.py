@@ -14,6 +14,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import AutoConfig
 
 from specrig.corpus import gather as corpus
 from specrig.corpus.trained_on import fingerprint
@@ -50,9 +51,11 @@ def write_text(
     `models`/text.
 
     without: prompts that it must not answer (`prompts.kept`). Raises CorpusError for a missing corpus, PromptError
-    for requests that cannot be had, TrainingError when there is no target or it cannot write.
+    for requests that cannot be had, TrainingError when there is no target, it cannot write, or the texts are longer than
+    it can read.
     """
-    shards = TextShards(models / SHARDS, recipe, corpus_dir, present(target, "target"), device, without)
+    _check_positions(recipe, present(target, "target"))
+    shards = TextShards(models / SHARDS, recipe, corpus_dir, target, device, without)
     with within_memory("the target's text"):
         heldout = shards.texts("heldout", recipe.text.heldout_sequences)
         train = shards.texts("train", recipe.text.sequences, heldout)
@@ -80,6 +83,16 @@ def write_text(
     out.parent.mkdir(parents=True, exist_ok=True)
     save_file(tensors, out.with_suffix(".unfinished"))
     out.with_suffix(".unfinished").replace(out)
+
+
+def _check_positions(recipe: Recipe, target: Path) -> None:
+    """Raise TrainingError for texts of more tokens than the target has positions: behind those it reads none rightly."""
+    config = AutoConfig.from_pretrained(target).get_text_config(decoder=True)
+    positions = getattr(config, "max_position_embeddings", None)
+    if positions is not None and recipe.text.sequence > positions:
+        raise TrainingError(
+            f"{target}: the model has {positions} positions, training.text.sequence is {recipe.text.sequence}; lower it"
+        )
 
 
 def requests_of(models: Path) -> set[str]:

@@ -38,6 +38,10 @@ from specrig.training.trainer import training_device
 Part = Literal["train", "heldout"]
 SHARD = 2
 """Texts of a shard, in those that are written side by side."""
+FRUITLESS = 16
+"""After so many shards in a row without a new text a target that writes its own requests is given up: it would write
+for ever.
+"""
 _WRITTEN = TypeAdapter(Written)
 
 
@@ -74,10 +78,10 @@ class TextShards:
     def texts(self, part: Part, count: int, others: Collection[Written] = ()) -> list[Written]:
         """The first `count` texts that are no duplicates, fewer where the requests end; missing shards are written.
 
-        others: texts whose requests count as taken.
+        others: texts whose requests count as taken. Raises TrainingError for a target that writes no usable requests.
         """
         found, seen = list[Written](), {_first(text) for text in others}
-        for rows in itertools.chain(self._shared(part), self._own(part)) if count else ():
+        for rows in itertools.chain(self._shared(part), self._own(part, seen)) if count else ():
             for text in rows:
                 if _first(text) not in seen and not self._evaluated(text):
                     seen.add(_first(text))
@@ -97,16 +101,25 @@ class TextShards:
             for file in shards(manifest, part):
                 yield [cut for text in _shared_texts(file) if (cut := _shortened(text, self.width)) is not None]
 
-    def _own(self, part: Part) -> Iterator[list[Written]]:
+    def _own(self, part: Part, seen: Collection[str]) -> Iterator[list[Written]]:
+        """The shards of this recipe. seen: has grown, when the next shard is asked for, by each new text of the last."""
         same_recipe = (manifest for manifest in self.shared if manifest.parent.name == self.folder.name)
         read = {file.name.split(".")[0] for manifest in same_recipe for file in shards(manifest, part)}  # by `_shared`
+        fruitless = 0
         for shard in itertools.count():
             if f"{part}-{shard:05}" in read:
                 continue
             rows = self.shard(part, shard)
             if rows is None:
                 return
+            known = len(seen)
             yield rows
+            fruitless = fruitless + 1 if len(seen) == known else 0
+            if self.own is not None and fruitless == FRUITLESS:
+                raise TrainingError(
+                    f"{self.target}: there is no new request in {FRUITLESS} shards of text ({part}) that this target wrote; "
+                    "raise training.text.sequence or training.own_requests.tokens, or name a file in training.prompts"
+                )
 
     def shard(self, part: Part, shard: int) -> list[Written] | None:
         """The texts of a shard, written if it is not there or damaged; None behind the last one."""
