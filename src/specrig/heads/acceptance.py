@@ -44,7 +44,7 @@ def expected(found: list[float]) -> float:
 
 
 def report(right: Tensor, evaluated: Tensor) -> dict[str, Any]:
-    """The last line of a training's curve: `acceptance` by depth, and `tau_sim`."""
+    """What a training's curve gets at each evaluation: `acceptance` by depth, and `tau_sim`."""
     found = accuracies(right, evaluated)
     return {"acceptance": [round(share, 4) for share in found], "tau_sim": round(expected(found), 3)}
 

@@ -127,8 +127,8 @@ class NeuralHead(HeadRecipe):
     """Number of the target's tokens that can be drafted: those it writes most often (FR-Spec, 2502.14856); null: all."""
     initial_checkpoint: AnyPath | None = None
     """Folder of a head of the same kind, shape and target, from which training goes on, for instance on further text;
-    where the block says so it may lack parts. Its vocabulary stays, whatever `draft_vocabulary` says. null: heads begin
-    as linear maps.
+    where the block says so it may lack parts. Its vocabulary stays, whatever `draft_vocabulary` says. null: the
+    head begins untrained.
     """
 
     def drafted(self, sizes: Sizes) -> int:

@@ -39,7 +39,7 @@ class TargetText:
     """What one target wrote."""
 
     train: Texts
-    """Training prompts with sampled continuations."""
+    """Training prompts with continuations at the temperatures in `text.temperatures`; by default a part is greedy."""
     heldout: Texts
     """Held-out prompts with greedy continuations."""
 

@@ -152,8 +152,7 @@ def train(
     """Take `settings.steps` steps, less those that a cut training took before.
 
     batches: of `settings.batch // settings.accumulate` sequences; `loss_of(batch)` is the mean loss in nats a token;
-    `measure()`
-    evaluates: what the curve says of it, and a line for a person. Raises TrainingError when the loss is not finite.
+    `measure()` returns what the curve gets, and a line for a person. Raises TrainingError when the loss is not finite.
     """
     due = {round(settings.steps * (i + 1) / settings.evaluations) for i in range(settings.evaluations)}
     growth = {round(settings.steps * stage.until) for stage in settings.growth}

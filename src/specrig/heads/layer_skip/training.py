@@ -44,9 +44,8 @@ def make(
 
 
 def excerpts(texts: Texts, count: int, tokens: int) -> Texts:
-    """`count` of the texts, evenly spread (they are in the order of their prompts' lengths), and of each so many
-    tokens: half of them before the target began to write, where there are so many. Raises TrainingError where it wrote
-    nothing.
+    """`count` of the texts, evenly spread, and of each so many tokens: half of them before the target began to write,
+    where there are so many. Raises TrainingError where it wrote nothing.
     """
     rows = texts.written.any(1).nonzero().flatten()
     if not len(rows):
