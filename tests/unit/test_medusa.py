@@ -14,7 +14,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PhiConfig
 
 from specrig.decoding.drafters import registry
 from specrig.decoding.drafters.medusa import Medusa
@@ -27,6 +27,7 @@ from specrig.heads.learner import Texts
 from specrig.heads.medusa import JointTraining
 from specrig.heads.medusa import Medusa as MedusaRecipe
 from specrig.heads.medusa import module as checkpoint
+from specrig.heads.medusa.joint import Joint
 from specrig.heads.medusa.training import MedusaLearner
 from specrig.heads.teacher import Teacher
 from specrig.runtime.model import CachedModel
@@ -394,3 +395,13 @@ def test_joint_training_keeps_the_vocabulary_of_the_heads(pair: tuple[Recipe, Pa
     train_jointly(then, folder / "corpus", base, tmp_path / "joint", base / "target", progress=False)
     alone, joint = (load_file(each / "medusa/model.safetensors")["token_map"] for each in (base, tmp_path / "joint"))
     assert len(alone) == 40 and torch.equal(joint, alone)
+
+
+def test_the_model_before_joint_training_keeps_its_whole_lm_head() -> None:
+    """Phi's has a bias, which learns too."""
+    config = PhiConfig(vocab_size=40, hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2)
+    model = Teacher(AutoModelForCausalLM.from_config(config), (0,), torch.device("cpu"))
+    before = Joint(SETTINGS, model, model, None, seed=0).before
+    with torch.no_grad():
+        model.model.get_output_embeddings().bias.add_(1)
+    assert before.bias is not None and not before.bias.any()

@@ -20,7 +20,8 @@ from specrig.heads.layer_skip import module as layer_skip
 from specrig.heads.layer_skip.training import Search, excerpts, predicted
 from specrig.heads.learner import Texts
 from specrig.heads.rest import module as rest
-from specrig.heads.rest.training import DEPTH, expected, written
+from specrig.heads.rest.module import datastore
+from specrig.heads.rest.training import DEPTH, answers, expected, written
 from specrig.runtime.model import CachedModel
 from specrig.runtime.transformers_model import cached_model
 from specrig.training.fit import fit
@@ -66,16 +67,16 @@ def test_a_datastore_holds_what_the_target_wrote_and_says_what_to_expect(
     out = made("rest", recipe, folder, tmp_path / "pair")
     target, text = loaded(folder), read_text(out)
     store = rest.load(out / "rest", target)
-    whole = written(text.train, prompts=True)
+    whole = written(text.train)
     assert len(store.tokens) == sum(len(one) + 1 for one in whole)
     for one in whole:
         assert store.find(one[:12]).first < store.find(one[:12]).last
     # What it expects is what decoding then gives, to the round.
-    prompts = [one[:-20] for one in written(text.heldout, prompts=True) if len(one) > 22][:4]
+    prompts = [one[:-20] for one in written(text.heldout) if len(one) > 22][:4]
     found = decoded("rest", target, out, prompts, DEPTH)
     texts = [prompt + one.tokens for prompt, one in zip(prompts, found, strict=True)]
     length = sum(len(one.tokens) - 1 for one in found) / sum(len(one.rounds) for one in found)
-    assert expected(store, texts, [len(prompt) for prompt in prompts]) == pytest.approx(length)
+    assert expected(store, zip(texts, map(len, prompts), strict=True)) == pytest.approx(length)
     (row,) = curve(out / "rest")
     assert row["tokens"] == len(store.tokens) and row["tau_sim"] >= 1
 
@@ -83,8 +84,16 @@ def test_a_datastore_holds_what_the_target_wrote_and_says_what_to_expect(
 def test_what_fills_a_row_up_is_no_text() -> None:
     tokens = torch.tensor([[7, 7, 1, 2, 0, 0], [7, 1, 2, 3, 4, 5], [7, 7, 7, 7, 7, 7]])
     own = torch.tensor([[0, 0, 1, 1, 1, 0], [0, 1, 1, 1, 1, 1], [0] * 6]).bool()
-    assert written(Texts(tokens, own)) == [[1, 2, 0], [1, 2, 3, 4, 5]]
-    assert written(Texts(tokens, own), prompts=True) == [[7, 7, 1, 2, 0], [7, 1, 2, 3, 4, 5]]
+    assert written(Texts(tokens, own)) == [[7, 7, 1, 2, 0], [7, 1, 2, 3, 4, 5]]
+    assert list(answers(Texts(tokens, own))) == [([7, 7, 1, 2, 0], 2), ([7, 1, 2, 3, 4, 5], 1)]
+
+
+def test_what_a_user_says_between_two_answers_is_no_answer() -> None:
+    texts = Texts(torch.tensor([[7, 1, 2, 8, 9, 3, 0]]), torch.tensor([[0, 1, 1, 0, 0, 1, 1]]).bool())
+    assert written(texts) == [[7, 1, 2, 8, 9, 3, 0]]
+    assert list(answers(texts)) == [([7, 1, 2], 1), ([7, 1, 2, 8, 9, 3, 0], 5)]
+    # One round after the first token of each answer; in the datastore nothing leads to it.
+    assert expected(datastore([[4, 4]], 10), answers(texts)) == 1.0
 
 
 def test_the_set_that_is_found_is_the_best_on_its_way(pair: tuple[Recipe, Path], tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from specrig.engines.native import Native
 from specrig.heads import acceptance
 from specrig.heads.base import TrainingError
 from specrig.heads.learner import Texts, draft_ids
-from specrig.heads.teacher import autocast, copy_tokenizer, end_tokens, load_teacher
+from specrig.heads.teacher import Teacher, autocast, copy_tokenizer, end_tokens, load_teacher
 from specrig.models.pair import PairFiles
 from specrig.runtime.linear import Linear
 from specrig.training import stages
@@ -325,7 +325,7 @@ def test_a_model_that_cannot_teach_is_refused(tiny_pair: Path, tmp_path: Path) -
 
     config = CohereConfig(**GROUPED | {"tie_word_embeddings": True}, logit_scale=0.1)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "cohere")
-    with pytest.raises(TrainingError, match="a cohere model scales or caps its logits"):
+    with pytest.raises(TrainingError, match=r"cohere: a cohere model scales or caps its logits.* Take methods"):
         load_teacher(tmp_path / "cohere", torch.device("cpu"))
     (tmp_path / "empty").mkdir()
     with pytest.raises(TrainingError, match="transformers cannot load this model"):
@@ -335,3 +335,22 @@ def test_a_model_that_cannot_teach_is_refused(tiny_pair: Path, tmp_path: Path) -
     (tmp_path / "endless/config.json").write_text(json.dumps({**settings, "eos_token_id": None}))
     with pytest.raises(TrainingError, match="no eos_token_id"):
         end_tokens(tmp_path / "endless")
+
+
+def test_an_end_that_only_the_config_names(tmp_path: Path) -> None:
+    CONFIGS["llama"].save_pretrained(tmp_path)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"do_sample": True}))
+    assert end_tokens(tmp_path) == (0,)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "gemma"])
+def test_the_scale_of_the_final_norm_whatever_norm_it_is(kind: str) -> None:
+    """Gemma's multiplies by 1 + weight."""
+    from transformers import GemmaConfig
+
+    config = GemmaConfig(**GROUPED | {"tie_word_embeddings": True}, head_dim=8) if kind == "gemma" else CONFIGS[kind]
+    teacher = Teacher(AutoModelForCausalLM.from_config(config), (0,), torch.device("cpu"))
+    norm: Any = teacher.body.ln_f if kind == "gpt2" else teacher.body.norm
+    for parameter in norm.parameters():
+        torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(3))
+    torch.testing.assert_close(teacher.final_norm(), norm.weight + (kind == "gemma"), rtol=1e-4, atol=1e-4)

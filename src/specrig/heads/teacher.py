@@ -103,7 +103,8 @@ class Teacher:
         if own_logits.shape != own.shape or (own_logits - own).abs().max() > 0.02 * own_logits.abs().max() + 1e-3:
             raise TrainingError(
                 f"a {self.config.model_type} model scales or caps its logits after its LM head; drafts and heads "
-                "cannot be trained for it: they would learn from other logits than its own"
+                "cannot be trained for it: they would learn from other logits than its own. Take methods that train "
+                "nothing (such as ngram or suffix), or another target"
             )
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -125,13 +126,21 @@ class Teacher:
         """`[..., D]` -> `[..., V]`."""
         return self.output(hidden)
 
+    @torch.no_grad()
     def final_norm(self) -> Tensor:
-        """The scale `[D]` of the norm before the LM head; ones where it has no name that is known."""
+        """The scale `[D]` of the norm before the LM head; ones where it has no name that is known.
+
+        Some norms multiply by 1 + weight, and LayerNorm adds a bias. So the scale is read off what the norm makes of
+        alternating signs, which are normed already, and of their opposites.
+        """
+        signs = torch.ones(self.hidden, device=self.where, dtype=self.embedding.dtype)
+        signs[1::2] = -1
         for name in _FINAL_NORMS:
-            scale = getattr(getattr(self.body, name, None), "weight", None)
-            if scale is not None and scale.shape == (self.hidden,):
-                return scale.detach()
-        return torch.ones(self.hidden, device=self.where)
+            norm = getattr(self.body, name, None)
+            if norm is not None:
+                scale: Tensor = (norm(signs) - norm(-signs)) / 2 * signs
+                return scale
+        return signs.abs()
 
     def outer(self) -> Iterable[Tensor]:
         """See `outer`."""
@@ -150,7 +159,11 @@ def load_teacher(folder: Path, where: torch.device, *, learns: bool = False) -> 
     Raises TrainingError for a folder that transformers cannot load, that names no end token, or whose model cannot
     teach.
     """
-    return Teacher(read_model(folder, torch.float32 if learns else "auto"), end_tokens(folder), where)
+    model, ends = read_model(folder, torch.float32 if learns else "auto"), end_tokens(folder)
+    try:
+        return Teacher(model, ends, where)
+    except TrainingError as error:
+        raise TrainingError(f"{folder}: {error}") from error
 
 
 def read_model(folder: Path, dtype: Any) -> Any:
@@ -165,16 +178,22 @@ def end_tokens(folder: Path) -> tuple[int, ...]:
     """The ids that end a text, by the folder's generation config, else its config. Raises TrainingError where neither
     names one.
     """
-    try:
-        config = GenerationConfig.from_pretrained(folder)
-    except OSError:
-        config = GenerationConfig.from_pretrained(folder, config_file_name="config.json")
-    found = config.eos_token_id
+    named = (_ends_in(folder, name) for name in ("generation_config.json", "config.json"))
+    found = next((ends for ends in named if ends is not None), None)
     if found is None:
         raise TrainingError(
             f"{folder}: no eos_token_id in generation_config.json or config.json; add the ids that end a text"
         )
     return (found,) if isinstance(found, int) else tuple(found)
+
+
+def _ends_in(folder: Path, name: str) -> int | list[int] | None:
+    """What a configuration says of them; None: nothing, or it is not there."""
+    try:
+        ends: int | list[int] | None = GenerationConfig.from_pretrained(folder, config_file_name=name).eos_token_id
+    except OSError:
+        return None
+    return ends
 
 
 def copy_tokenizer(source: Path, out: Path) -> None:

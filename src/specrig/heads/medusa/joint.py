@@ -28,7 +28,8 @@ class Joint(MedusaLearner):
         self, settings: Medusa, model: Teacher, teacher: Teacher, vocabulary: Tensor | None, seed: int
     ) -> None:
         super().__init__(settings, model, teacher, vocabulary, seed)
-        self.before = LMHead(model.output.weight.clone(), model.output.bias)
+        bias = model.output.bias
+        self.before = LMHead(model.output.weight.clone(), None if bias is None else bias.clone())
         self.teaching = self._subset(self.before)
 
     def loss(self, batch: Texts, states: Tensor, teacher_states: Tensor) -> Tensor:
