@@ -5,6 +5,7 @@ another target, and one that is right is accepted in full.
 from __future__ import annotations
 
 import json
+import re
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -180,6 +181,50 @@ def test_it_goes_on_from_a_checkpoint(pair: tuple[str, Path], sums: tuple[Recipe
         save_file(falling, tmp_path / "cut/model.safetensors")
         with pytest.raises(TrainingError, match="the ids of its drafted tokens do not rise"):
             made(sums, name, tmp_path / "other", keys | {"initial_checkpoint": tmp_path / "cut"})
+
+
+READS = {
+    "eagle3": ("eagle_config", "eagle_aux_hidden_state_layer_ids", [2, 1, 0]),
+    "p_eagle": (None, "ptd_token_id", 7),
+    "dflash": ("dflash_config", "mask_token_id", 7),
+}
+"""Head -> where its config.json says what it reads, and another value."""
+
+
+def test_it_goes_on_from_a_published_checkpoint_that_reads_the_same(
+    pair: tuple[str, Path], sums: tuple[Recipe, Path], tmp_path: Path
+) -> None:
+    """Such a one may hold tensors that decoding ignores."""
+    name, folder = pair
+    if name not in READS:
+        return
+    weights, config = (
+        load_file(folder / name / "model.safetensors"),
+        json.loads((folder / name / "config.json").read_text()),
+    )
+    published = tmp_path / "published"
+    published.mkdir()
+    save_file(
+        weights | {"t2d": torch.ones(4).bool(), "embed_tokens.weight": torch.ones(4, 4)},
+        published / "model.safetensors",
+    )
+    (published / "config.json").write_text(json.dumps(config))
+    keys = SHORT | {"steps": 1, "initial_checkpoint": published}
+    made(sums, name, tmp_path / "pair", keys)
+    block, key, other = READS[name]
+    own = config if block is None else config[block]
+    before, own[key] = own[key], other
+    (published / "config.json").write_text(json.dumps(config))
+    reason = f"its {key} is {other}, that of this training {before}; name a head"
+    if name == "eagle3":  # a target of three layers leaves no other choice
+        reason = f"{key} are {other}, not three rising ones from 0 to 2; name a head"
+    with pytest.raises(TrainingError, match=re.escape(reason)):
+        made(sums, name, tmp_path / "other", keys)
+    (published / "config.json").write_text("{")
+    with pytest.raises(
+        TrainingError, match=f"^training.{name}.initial_checkpoint: {published}: no .* there, or damaged"
+    ):
+        made(sums, name, tmp_path / "other", keys)
 
 
 def test_what_is_missing_is_named(sums: tuple[Recipe, Path], tmp_path: Path) -> None:

@@ -20,20 +20,23 @@ from torch.nn import functional as F  # noqa: N812
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from specrig.corpus import gather as corpus
+from specrig.corpus.example import CorpusError
 from specrig.heads import losses
 from specrig.heads.base import TrainingError
 from specrig.heads.learner import Texts
+from specrig.heads.medusa import Medusa
 from specrig.heads.teacher import load_teacher
 from specrig.training import llama, run
 from specrig.training.checkpoint import State
 from specrig.training.distil import distillation_loss, train_draft
+from specrig.training.fit import fit
 from specrig.training.language_model import next_token_loss, train_target
 from specrig.training.llama import Llama
 from specrig.training.optimizer import Optimizer, orthogonalise
 from specrig.training.recipe import Distillation, Growth, Optimisation, Recipe, Shape
 from specrig.training.run import model_folder, training, within_memory
 from specrig.training.stages import TEXT
-from specrig.training.target_text import SHARDS, read_text, row_batches, write_text
+from specrig.training.target_text import SHARDS, read_text, write_text
 from specrig.training.text_shards import TextShards
 from specrig.training.tokenizer import END_OF_TEXT, load_tokenizer, train_tokenizer
 from specrig.training.trainer import (
@@ -279,9 +282,25 @@ def test_texts_that_the_target_cannot_read_are_said_before_anything_is_written(p
     assert not list(tmp_path.iterdir())
 
 
-def test_nothing_to_learn_from_is_said_at_once() -> None:
+def test_nothing_to_learn_from_is_said_at_once(pair: Path, tmp_path: Path) -> None:
+    tensors = load_file(pair / "models" / TEXT)
+    none = {name: tensors[name][:0].contiguous() for name in tensors if name.startswith("train.")}
+    save_file(tensors | none, tmp_path / TEXT)
+    recipe = TINY_RECIPE.model_copy(update={"medusa": Medusa(corpus_sequences=0)})
     with pytest.raises(TrainingError, match=r"nothing to learn from: raise training\.text\.sequences"):
-        next(row_batches(0, 4, 1))
+        fit("medusa", recipe, pair / "corpus", tmp_path, pair / "models/target", progress=False)
+
+
+def test_a_head_without_corpus_or_memory_says_so(pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(CorpusError, match=r"train\.jsonl: no such corpus file; build it with `specrig corpus`"):
+        fit("medusa", TINY_RECIPE, tmp_path, pair / "models", pair / "models/target", progress=False)
+
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("specrig.training.fit.load_teacher", full)
+    with pytest.raises(TrainingError, match="medusa: the GPU's memory is full"):
+        fit("medusa", TINY_RECIPE, pair / "corpus", pair / "models", pair / "models/target", progress=False)
 
 
 @pytest.mark.parametrize("cut", [1, 5, 9])

@@ -137,12 +137,17 @@ def gather(task: str, settings: Corpus, seed: int) -> tuple[list[Example], list[
     return list(train.values()), clean
 
 
-def read(path: Path) -> list[dict[str, str]]:
-    """Read the rows of a corpus file. Raises CorpusError if the file is missing, empty or damaged, with the line."""
+def present(path: Path) -> Path:
+    """`path`, a corpus file. Raises CorpusError where there is none."""
     if not path.is_file():
         raise CorpusError(f"{path}: no such corpus file; build it with `specrig corpus`")
+    return path
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    """Read the rows of a corpus file. Raises CorpusError if the file is missing, empty or damaged, with the line."""
     rows = []
-    for at, line in enumerate(path.read_bytes().splitlines(), 1):
+    for at, line in enumerate(present(path).read_bytes().splitlines(), 1):
         try:
             rows.append(_row(line))
         except (ValueError, RecursionError) as error:

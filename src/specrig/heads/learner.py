@@ -89,6 +89,12 @@ class Learner(nn.Module, ABC):
     def tensors(self) -> dict[str, Tensor]:
         """The weights under the checkpoint's names; a part of a fused matrix is a view of it."""
 
+    def reading(self, config: Any) -> dict[str, tuple[Any, Any]]:
+        """What decides how a checkpoint's weights read the target, besides their shapes: key of its config.json -> its
+        value, and this head's. config: its config.json, with keys as attributes. Raises DecodingError for nonsense.
+        """
+        return {}
+
     def restore(self, found: dict[str, Tensor]) -> None:
         """Become the head of a checkpoint with these tensors. It is called after `prepare`.
 

@@ -24,7 +24,7 @@ from specrig.heads.teacher import Teacher, autocast, copy_tokenizer, load_teache
 from specrig.training import llama
 from specrig.training.llama import Llama
 from specrig.training.recipe import Distillation, Recipe
-from specrig.training.run import Run, training
+from specrig.training.run import Run, training, within_memory
 from specrig.training.states import states_of
 from specrig.training.target_text import frequent, present, read_text, row_batches, training_key
 from specrig.training.tokenizer import load_tokenizer
@@ -46,7 +46,8 @@ def train_draft(
     """
     present(target, "target")
     where, text = training_device(device), read_text(models)
-    teacher = load_teacher(target, where)
+    with within_memory("draft"):
+        teacher = load_teacher(target, where)
     settings = recipe.draft_training
     drafted = frequent(text.train, recipe.distillation.draft_vocabulary, teacher.vocabulary)
     model = Llama(recipe.draft, teacher.vocabulary).initialise(recipe.seed + 1)

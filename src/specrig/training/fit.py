@@ -7,20 +7,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from torch import Tensor, nn
 
 from specrig import heads
+from specrig.discovery import defined
 from specrig.heads import acceptance
 from specrig.heads.base import NeuralHead, TrainingError
-from specrig.heads.checkpoint import drafted_tokens, read, reading
+from specrig.heads.checkpoint import Checkpoint, drafted_tokens, read, reading
 from specrig.heads.learner import Learner, States, Texts
 from specrig.heads.teacher import Teacher, copy_tokenizer, load_teacher, moved
 from specrig.runtime.types import DecodingError
 from specrig.training.optimizer import Optimizer
 from specrig.training.recipe import Optimisation, Recipe
-from specrig.training.run import Curve, Run, model_folder, training
+from specrig.training.run import Curve, Run, model_folder, training, within_memory
 from specrig.training.states import LiveStates, StoredStates, states_of
 from specrig.training.target_text import (
     TargetText,
@@ -65,13 +67,15 @@ def fit(
                 make = heads.part(name, "training").make
                 make(settings, target, text.train, text.heldout, where, run.folder, run.curve)
             return
-        teacher = load_teacher(target, where)
-        model = teacher if of == target else load_teacher(of, where)
-        initial = next((_initial(folder, kind.title) for folder in recipe.initial(name)), None)
-        vocabulary = frequent(text.train, settings.draft_vocabulary, model.vocabulary)
-        if initial is not None:
-            vocabulary = initial.vocabulary
-        learner = heads.learner_class(name)(settings, model, teacher, vocabulary, recipe.seed + 3).to(model.where)
+        named = f"training.{kind.name}.initial_checkpoint"
+        initial = next((_initial(folder, name, named) for folder in recipe.initial(name)), None)
+        with within_memory(name):
+            teacher = load_teacher(target, where)
+            model = teacher if of == target else load_teacher(of, where)
+            vocabulary = frequent(text.train, settings.draft_vocabulary, model.vocabulary)
+            if initial is not None:
+                vocabulary = initial.vocabulary
+            learner = heads.learner_class(name)(settings, model, teacher, vocabulary, recipe.seed + 3).to(model.where)
         with training(models / name, settings.steps, progress, key) as run:
             schedule = _schedule(settings, settings.steps, settings.lr, settings.matrix_lr)
             parts = {"head": (learner, Optimizer(learner, schedule, learner.outer()))}
@@ -84,22 +88,31 @@ def fit(
 class Initial:
     """The checkpoint from which a training goes on."""
 
+    config: SimpleNamespace
+    """The keys of its config.json."""
     tensors: dict[str, Tensor]
     vocabulary: Tensor | None
     """See `drafted_tokens`; the ids rise."""
 
 
-def _initial(folder: Path, title: str) -> Initial:
-    """The checkpoint in `folder`. Raises DecodingError where it holds none, or one whose drafted tokens do not rise."""
-    with reading(folder, f"{title} head"):
-        tensors = read(folder)
-        drafted = drafted_tokens(json.loads((folder / "config.json").read_bytes()), tensors)
+def _initial(folder: Path, name: str, named: str) -> Initial:
+    """The checkpoint of a head `name` in `folder`, without the tensors that decoding ignores too. named: what names the
+    folder, for messages. Raises TrainingError where it holds none, or one whose drafted tokens do not rise.
+    """
+    try:
+        with reading(folder, f"{heads.trained()[name].title} head"):
+            config, tensors = json.loads((folder / "config.json").read_bytes()), read(folder)
+            drafted, keys = drafted_tokens(config, tensors), SimpleNamespace(**config)
+    except DecodingError as error:
+        raise TrainingError(f"{named}: {error}") from error
     if drafted is not None and bool((drafted.diff() <= 0).any()):
-        raise DecodingError(
-            f"{folder}: training cannot go on from it: the ids of its drafted tokens do not rise; sort them, and the rows "
-            "of its LM head alike, or begin without initial_checkpoint"
+        raise TrainingError(
+            f"{named}: {folder}: training cannot go on from it: the ids of its drafted tokens do not rise; sort them, and "
+            "the rows of its LM head alike, or begin without initial_checkpoint"
         )
-    return Initial(tensors, drafted)
+    ignored = {each for kind in defined(heads.part(name, "module"), Checkpoint) for each in kind.ignored}
+    kept = {each: tensor for each, tensor in tensors.items() if each not in ignored}
+    return Initial(keys, kept, drafted)
 
 
 def _schedule(settings: NeuralHead, steps: int, lr: float, matrix_lr: float) -> Optimisation:
@@ -131,10 +144,15 @@ def learn(
     """Take the run's steps, less those that a cut training took before; measure the head and write its checkpoint.
 
     parts: what learns, see `checkpoint.State`. each_step: called between a step's loss and its update with (step,
-    tokens seen). The head is also measured on the way where nothing but the head learns.
+    tokens seen). The head is also measured on the way where nothing but the head learns. Raises TrainingError where there
+    is no text.
     """
     settings, seed, text, where = learner.settings, lesson.recipe.seed, lesson.text, learner.model.where
     texts = with_corpus(text.train, settings.corpus_sequences, lesson.corpus_dir, lesson.target, seed + 3)
+    if not len(texts.tokens):
+        raise TrainingError(
+            "there is nothing to learn from: raise training.text.sequences, or a head's corpus_sequences"
+        )
     frozen = len(parts) == 1
 
     def stored(folder: Path, model: Teacher, read: Texts, aux_layers: tuple[int, ...] = ()) -> States:
@@ -152,7 +170,7 @@ def learn(
         heldout_states = stored(folder, reads, text.heldout, learner.aux_layers)
         learner.prepare(texts, states)
     if lesson.initial is not None:
-        _restore(learner, lesson.initial.tensors)
+        _restore(learner, lesson.initial)
 
     def evaluate(step: int) -> None:
         found = acceptance.report(*learner.measured(text.heldout, heldout_states))
@@ -175,10 +193,13 @@ def learn(
     learner.save(run.folder)
 
 
-def _restore(learner: Learner, tensors: dict[str, Tensor]) -> None:
+def _restore(learner: Learner, initial: Initial) -> None:
     try:
-        learner.restore(tensors)
-    except TrainingError as error:
+        for key, (theirs, own) in learner.reading(initial.config).items():
+            if theirs != own:
+                raise TrainingError(f"its {key} is {theirs}, that of this training {own}")
+        learner.restore(initial.tensors)
+    except (TrainingError, DecodingError) as error:
         folder, name = learner.settings.initial_checkpoint, learner.settings.name
         fix = "name a head of the same kind, shape and target, or correct the block"
         raise TrainingError(f"{folder}: training.{name} cannot go on from it: {error}; {fix}") from error
@@ -194,12 +215,13 @@ def train_jointly(
     The model and its optimiser need 12 bytes a weight besides its activations. Raises like `fit`.
     """
     text, where = read_text(base), training_device(device)
-    model = load_teacher(present(target, "target"), where, learns=True)
     settings = recipe.head("medusa")
-    alone, joint = _initial(present(base / "medusa", "medusa"), settings.title), settings.joint
-    made = heads.part("medusa", "joint").Joint
-    learner: Any = made(settings, model, model, alone.vocabulary, recipe.seed + 3).to(model.where)
-    learner.restore(alone.tensors)
+    alone, joint = _initial(present(base / "medusa", "medusa"), "medusa", "heads to train jointly"), settings.joint
+    with within_memory("medusa"):
+        model = load_teacher(present(target, "target"), where, learns=True)
+        made = heads.part("medusa", "joint").Joint
+        learner: Any = made(settings, model, model, alone.vocabulary, recipe.seed + 3).to(model.where)
+        learner.restore(alone.tensors)
     lesson = Lesson(recipe, text, corpus_dir, target, target)
     key = training_key(recipe, corpus_dir, base, target)
     with model_folder(models / "target") as folder, training(models / "medusa", joint.steps, progress, key) as run:

@@ -125,10 +125,10 @@ def read_text(models: Path) -> TargetText:
 
 def training_key(recipe: Recipe, corpus_dir: Path, models: Path, *folders: Path) -> str:
     """`key_of` a training that learns from the corpus, from the text of the pair's target, and from the models in
-    `folders`.
+    `folders`. Raises CorpusError for a missing corpus.
     """
     weights = (file for folder in folders for file in weight_files(folder))
-    return key_of(recipe, corpus_dir / "train.jsonl", models / TEXT, *weights)
+    return key_of(recipe, corpus.present(corpus_dir / "train.jsonl"), models / TEXT, *weights)
 
 
 def present(folder: Path, name: str) -> Path:
@@ -159,14 +159,7 @@ def frequent(texts: Texts, count: int | None, vocabulary: int) -> Tensor | None:
 
 
 def row_batches(count: int, batch: int, seed: int) -> Iterator[Tensor]:
-    """Yield the indices of `batch` rows at a time for ever; each epoch goes through all `count` rows in a new order.
-
-    Raises TrainingError where there are no rows.
-    """
-    if not count:
-        raise TrainingError(
-            "there is nothing to learn from: raise training.text.sequences, or a head's corpus_sequences"
-        )
+    """Yield the indices of `batch` rows at a time for ever; each epoch goes through all `count` rows in a new order."""
     generator = torch.Generator().manual_seed(seed)
     order = torch.empty(0, dtype=torch.int64)
     while True:

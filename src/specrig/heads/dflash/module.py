@@ -52,7 +52,7 @@ class DFlashHead(DraftHead):
     def _check(self, tensors: dict[str, Tensor], target: CachedModel) -> None:
         self._check_vocabulary(target)
         super()._check(tensors, target)
-        own = _own_config(self.config)
+        own = own_config(self.config)
         others = [name for name in _VARIANTS if own.get(name)]
         others += sorted(set(getattr(self.config, "layer_types", None) or ()) - {"full_attention"})
         if others:
@@ -67,7 +67,7 @@ class DFlashHead(DraftHead):
     @staticmethod
     def shapes(config: Any) -> Shapes:
         """See `Checkpoint`."""
-        D, read = config.hidden_size, len(_own_config(config).get("target_layer_ids") or ())
+        D, read = config.hidden_size, len(own_config(config).get("target_layer_ids") or ())
         found: Shapes = {"fc.weight": (D, read * D), "hidden_norm.weight": (D,), "norm.weight": (D,)}
         for layer in (f"layers.{index}" for index in range(config.num_hidden_layers)):
             found |= layer_shapes(config, layer, D) | {f"{layer}.input_layernorm.weight": (D,)}
@@ -123,7 +123,8 @@ class DFlashHead(DraftHead):
         return torch.ones((n, n), dtype=torch.bool, device=self.device).expand(self.cache.batch_size, n, n)
 
 
-def _own_config(config: Any) -> dict[str, Any]:
+def own_config(config: Any) -> dict[str, Any]:
+    """What a configuration says of DFlash alone."""
     return getattr(config, "dflash_config", None) or {}
 
 

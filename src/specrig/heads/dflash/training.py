@@ -9,6 +9,7 @@ sequences, T tokens, A anchors, n = k + 1 tokens of a block, D hidden, F auxilia
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -138,6 +139,11 @@ class DFlashLearner(Learner):
             assert isinstance(layer, TrainedLayer)
             found |= layer.tensors(f"layers.{index}")
         return found
+
+    def reading(self, config: Any) -> dict[str, tuple[Any, Any]]:
+        """See `Learner`."""
+        theirs, own = checkpoint.own_config(config), self.config.dflash_config
+        return {key: (theirs.get(key), own[key]) for key in ("target_layer_ids", "mask_token_id")}
 
     def save(self, folder: Path) -> None:
         """See `Learner`."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,7 @@ from specrig.heads.eagle import LayerHead
 from specrig.heads.eagle.training import LayerLearner, trained_entries
 from specrig.heads.eagle3 import Eagle3
 from specrig.heads.eagle3 import module as checkpoint
+from specrig.heads.eagle3.module import read_aux_layers
 from specrig.heads.learner import Texts
 from specrig.heads.losses import distribution_loss
 from specrig.heads.teacher import Teacher, autocast
@@ -75,6 +77,11 @@ class AuxStatesLearner(LayerLearner):
         }
         offsets = {} if self.vocabulary is None else {"d2t": self.vocabulary - torch.arange(len(self.vocabulary))}
         return {"fc.weight": self.stored_fc()} | self.layer.tensors("midlayer") | own | offsets
+
+    def reading(self, config: Any) -> dict[str, tuple[Any, Any]]:
+        """See `Learner`."""
+        named = read_aux_layers(config, self.model.layers)
+        return {"eagle_aux_hidden_state_layer_ids": (list(named), list(self.aux_layers))}
 
     def unrolled(self, batch: Texts, states: Tensor, steps: int, decay: float, known: Tensor | None = None) -> Tensor:
         """The weighted mean over the steps of the distance of the distributions (`losses.distribution_loss`), each step

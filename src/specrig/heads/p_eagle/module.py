@@ -50,7 +50,7 @@ class PEagleHead(Eagle3Head):
         if "mask_hidden" in tensors:  # some have [3D] or [1, 1, 3D]
             tensors["mask_hidden"] = tensors["mask_hidden"].reshape(1, -1)
         super()._check(tensors, target)
-        found = getattr(self.config, "ptd_token_id", getattr(self.config, "mask_token_id", None))
+        found = read_mask(self.config)
         if found is None or not 0 <= int(found) < self.config.vocab_size:
             raise DecodingError(f"ptd_token_id is {found}, not one of the {self.config.vocab_size} tokens")
         self.mask_id = int(found)
@@ -113,6 +113,11 @@ class PEagleHead(Eagle3Head):
         chain = [-1 if not at else branch * (1 + masks) + at - 1 for branch in range(w) for at in range(1 + masks)]
         logits, _ = self.forward(own, parents=None if w == 1 else [chain] * B, features=read)
         return logits.unflatten(1, (w, 1 + masks))
+
+
+def read_mask(config: Any) -> Any:
+    """The mask token that a checkpoint names; None: it names none."""
+    return getattr(config, "ptd_token_id", getattr(config, "mask_token_id", None))
 
 
 def head_config(target: Any, draft_vocabulary: int | None = None, layers: int = 1, markov_rank: int = 0) -> Any:

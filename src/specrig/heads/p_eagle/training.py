@@ -11,6 +11,7 @@ Shapes: B sequences, T entries (tokens less one), K depths, D hidden, N entries 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -135,6 +136,10 @@ class PEagleLearner(AuxStatesLearner):
         layers = (layer for layer in self.further_layers if isinstance(layer, TrainedLayer))
         found = [layer.tensors(f"layers.{index}") for index, layer in enumerate(layers, 1)]
         return found if self.markov is None else [*found, self.markov.tensors()]
+
+    def reading(self, config: Any) -> dict[str, tuple[Any, Any]]:
+        """See `Learner`."""
+        return super().reading(config) | {"ptd_token_id": (checkpoint.read_mask(config), self.config.ptd_token_id)}
 
     @torch.no_grad()
     def restore(self, found: dict[str, Tensor]) -> None:
