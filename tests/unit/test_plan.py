@@ -304,6 +304,21 @@ def test_plan_counts_the_cells_that_are_measured(
     assert expected in capsys.readouterr().out
 
 
+def test_plan_counts_no_cell_whose_task_has_another_row(workplace: Path) -> None:
+    write_study(workplace / "results/own", methods=("ngram",), tasks=("code", "translation"))
+    Path("configs/own.yaml").write_text(Path("results/own/study.json").read_text())
+    study = load_study(Path("configs/own.yaml"))
+    plain = study.rows.tasks["code"]
+    for row, measured in (
+        ({"notes": "other"}, 6),
+        ({"scorer": "rouge_l"}, 6),
+        ({"chat": "yes"}, 3),
+        ({"where": "a=b"}, 3),
+    ):
+        study.rows.tasks["code"] = plain.model_copy(update=row)
+        assert cells_measured(study) == measured, row
+
+
 def test_plan_counts_no_cell_whose_records_are_gone_or_failed(workplace: Path) -> None:
     write_study(workplace / "results/own", methods=("ngram",), tasks=("code",), replicates=2)
     folder = Path("results/own/records/native/embedded/ngram")

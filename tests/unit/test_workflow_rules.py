@@ -49,6 +49,28 @@ def test_a_job_is_stale_for_what_decides_its_cells_and_for_nothing_else(workplac
     assert plain.job_code(job()) == rules(seed=5).job_code(job()) and len(set(plain.job_code(job()))) == 2
 
 
+def test_a_job_is_stale_for_what_it_applies_of_a_tasks_row(workplace: Path) -> None:
+    plain = rules()
+
+    def made(**row: str) -> Rules:
+        found = rules()
+        found.study.rows.tasks["code"] = found.study.rows.tasks["code"].model_copy(update=row)
+        return found
+
+    for row in ({"chat": "yes"}, {"where": "a=b"}, {"id_field": "#"}, {"prompt_template": "{a}"}):
+        assert made(**row).job_tasks(job()) != plain.job_tasks(job()), row
+    for row in ({"notes": "a"}, {"licence": "MIT"}, {"scorer": "exact_match"}, {"reference_field": "a"}):
+        assert made(**row).job_tasks(job()) == plain.job_tasks(job()), row
+    served = {"engines": ["llamacpp"], "pairs": ["smollm2_135m_shipped"], "tasks": ["code_chat"], "methods": ["ngram"]}
+    loaded = rules(**served, traffic={"concurrency": [1], "prompts": 8})
+    point = job(engine="llamacpp", pair="smollm2_135m_shipped", method="ngram")
+    before = loaded.traffic_tasks(point)
+    loaded.study.rows.tasks["code_chat"] = loaded.study.rows.tasks["code_chat"].model_copy(update={"id_field": "#"})
+    assert loaded.traffic_tasks(point) != before
+    assert made(scorer="exact_match").task_row(job(task="code")) == plain.task_row(job(task="code"))
+    assert made(reference_field="a").task_row(job(task="code")) != plain.task_row(job(task="code"))
+
+
 def test_files_that_jobs_wait_for(workplace: Path) -> None:
     plain = rules()
     trained = [f"results/test/models/embedded/{part}/" for part in ("target", "draft")]

@@ -52,6 +52,7 @@ rule measure:
     params:
         study=STUDY_FILE,
         cells=dag.job_cell_names,
+        tasks=dag.job_tasks,
         settings=dag.job_settings,
         code=dag.job_code,
         failed=dag.failed_cells,

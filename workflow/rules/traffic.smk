@@ -18,6 +18,7 @@ rule traffic:
     params:
         study=STUDY_FILE,
         loads=dag.loads,
+        tasks=dag.traffic_tasks,
         settings=dag.job_settings,
         code=dag.traffic_code,
         failed=dag.failed_points,

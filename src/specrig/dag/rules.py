@@ -197,7 +197,7 @@ class Rules:
 
     def task_row(self, wildcards: Wildcards) -> str:
         """Digest of what decides which prompts are fetched for a task: its row and the number of prompts."""
-        row = self.study.rows.tasks[wildcards.task].model_dump(exclude=FOR_READERS)
+        row = self.study.rows.tasks[wildcards.task].model_dump(exclude={*FOR_READERS, "scorer"})
         return digest([row, self.study.grid.prompts_read(wildcards.task)]) + self.damage.remade(
             f"data/{wildcards.task}.jsonl"
         )
@@ -254,6 +254,13 @@ class Rules:
         """Digest of the settings that decide what a job measures (`Study.job_settings`)."""
         return digest(self.study.job_settings(wildcards.engine, wildcards.pair))
 
+    def job_tasks(self, wildcards: Wildcards) -> str:
+        """Digest of what a measuring job reads of the rows of its tasks."""
+        return self._measured_rows(self._job_cells(wildcards))
+
+    def _measured_rows(self, cells: Iterable[Cell]) -> str:
+        return digest({cell.task: self.study.measured_row(cell.task) for cell in cells})
+
     def job_code(self, wildcards: Wildcards) -> list[str]:
         """Digests of the code that a measuring job runs, one a method."""
         return [job_digest(wildcards.engine, name) for name in self.job_methods(wildcards)]
@@ -282,6 +289,10 @@ class Rules:
 
     def _points(self, wildcards: Wildcards) -> list[Point]:
         return self.study.grid.points[wildcards.engine, wildcards.pair, wildcards.method]
+
+    def traffic_tasks(self, wildcards: Wildcards) -> str:
+        """Digest of what a traffic job reads of the rows of its tasks."""
+        return self._measured_rows(point.cell for point in self._points(wildcards))
 
     def traffic_inputs(self, wildcards: Wildcards) -> list[str]:
         """Prompt files and models of a traffic job."""

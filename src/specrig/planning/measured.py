@@ -108,14 +108,16 @@ def _has_row(study: Path, pair: Pair) -> bool:
 def cells_measured(study: Study) -> int:
     """How many cells of a study have records of every replicate, made with its settings.
 
-    Only names, indexes and the settings of the last run are looked at, which takes no time. So a run may measure more
+    Only names, indexes and the settings and task rows of the last run are looked at, which takes no time. So a run may measure more
     than the other cells: those whose code, models or prompts have changed.
     """
     try:
         last = load_study(study.root / "study.json")
     except (StudyError, OSError):
         return 0
-    unchanged, found = set(map(repr, last.grid.cells)), 0
+    tasks = study.rows.tasks.keys() & last.rows.tasks.keys()
+    same = {task for task in tasks if study.measured_row(task) == last.measured_row(task)}
+    unchanged, found = {repr(cell) for cell in last.grid.cells if cell.task in same}, 0
     for (engine, pair, method), cells in study.grid.by_method.items():
         if pair not in last.rows.pairs or study.job_settings(engine, pair) != last.job_settings(engine, pair):
             continue

@@ -21,6 +21,8 @@ from specrig.tasks.variants import variant_of
 
 JOB_KEYS = ("seed", "prompts", "max_new_tokens", "warmup", "repeats", "device", "threads")
 """Keys of a study that decide what a measuring job measures."""
+NOT_MEASURED = {"notes", "licence", "scorer", "reference_field", "reference_template"}
+"""Columns of `tasks.tsv` that no measuring job reads."""
 
 
 class Study(Config):
@@ -104,6 +106,10 @@ class Study(Config):
         row = self.rows.pairs[pair].model_dump(exclude={"notes"})
         servers = [server for server in self.servers if (server.engine, server.pair) == (engine, pair)]
         return [keys, row, self.engine_options.get(engine, {}), servers]
+
+    def measured_row(self, task: str) -> dict[str, Any]:
+        """What measuring reads of a task's row. A job applies some of it itself, e.g. `chat` and `prompt_template`."""
+        return self.rows.tasks[task].model_dump(exclude=NOT_MEASURED)
 
     def uses_gpu(self) -> bool:
         """Whether jobs use a GPU: `device` says so or, for `auto`, there is an NVIDIA driver. Imports no torch."""
