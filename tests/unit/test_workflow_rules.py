@@ -81,6 +81,10 @@ def test_files_that_jobs_wait_for(workplace: Path) -> None:
     assert plain.training_inputs(job())[-1] == "results/test/models/embedded/text.safetensors"
     assert plain.method_options(job()) == ["--method draft_model", "--method ngram"]
     assert plain.audited() == [("native", "draft_model"), ("native", "ngram")]
+    rows = plain.study.rows.pairs
+    rows["embedded"] = rows["embedded"].model_copy(update={"draft": "weights/smollm2_135m/draft"})
+    weights = [Path(name).name for name in plain.model_files("embedded", ["draft"])]
+    assert {"config.json", "model.safetensors", "requests.txt"} <= set(weights) and "README.md" not in weights
     own = workplace / "own.jsonl"
     own.write_text('{"prompt": "a question"}\n')
     requested = rules(

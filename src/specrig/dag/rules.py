@@ -122,7 +122,7 @@ class Rules:
         return self.study.training.model_dump_json(include={"seed", *parts})
 
     def model_files(self, pair: str, models: Iterable[str]) -> list[str]:
-        """Files of a pair's models: made by the workflow, or the config of a local folder; none for a hub id."""
+        """Files of a pair's models: those that the workflow makes, or all of a local folder; none for a hub id."""
         row, files = self.study.rows.pairs[pair], []
         for model in models:
             folder = self.study.paths.model(pair, model, self.root)
@@ -131,7 +131,7 @@ class Rules:
             elif (row.trained_in(model), model) in self.study.grid.trained:
                 files += [f"{folder}/{name}" for name in FILES]
             elif folder is not None and Path(folder).is_dir():
-                files.append(f"{folder}/config.json")
+                files += _loaded_files(Path(folder))
         return files
 
     def training_inputs(self, wildcards: Wildcards) -> list[str]:
@@ -374,6 +374,12 @@ class Rules:
     def auditing_gpus(self, wildcards: Wildcards) -> int:
         """GPUs of the audit of the records: as many as the pair that is split over most."""
         return self.gpus(self.study.most_gpus())
+
+
+def _loaded_files(folder: Path) -> list[str]:
+    """The files of a model folder that somebody else made, without texts for its readers and hidden files."""
+    files = (path for path in sorted(folder.iterdir()) if path.is_file())
+    return [str(path) for path in files if path.suffix != ".md" and not path.name.startswith(".")]
 
 
 def memory(demand: Callable[[Wildcards], Demand]) -> Callable[[Wildcards, int], int]:
