@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,10 +12,11 @@ import pytest
 import yaml
 from synthetic import write_job, write_study
 
+from specrig import cli
 from specrig.dag.ending import ending
 from specrig.dag.lock import BusyError
 from specrig.dag.rules import Rules, memory, minutes
-from specrig.measurement.quarantine import quarantine_disturbed, write_hashes
+from specrig.measurement.quarantine import count_failures, quarantine_disturbed, write_hashes
 from specrig.planning.estimate import Demand
 from specrig.reporting.tables.files import write_tables
 from specrig.study.load import load_study
@@ -116,13 +119,38 @@ def test_failed_damaged_and_disturbed_cells_are_measured_again(workplace: Path) 
     quarantine_disturbed(folder, ["code-k3-t0-b1"])
     (folder / "translation-k3-t0-b1.jsonl").write_text("half")
     (folder / "index.json").write_text('{"cells": {}, "failed": {"code-k3-t0-b1": "it died"}}')
+    count_failures(folder)
     names = rules().failed_cells(job())
     assert names == [
-        "ngram/code-k3-t0-b1",
+        "ngram/code-k3-t0-b1.failed-1",
         "ngram/code-k3-t0-b1.jsonl.disturbed-1",
         "ngram/translation-k3-t0-b1.jsonl.damaged-1",
     ]
     assert rules(replicates=2).failed_cells(job(again="-1")) == []
+
+
+@pytest.mark.parametrize("kind", ["cells", "points"])
+def test_what_fails_is_measured_again_until_it_succeeds_and_then_nothing_is_left_to_do(
+    kind: str, workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Snakemake runs a job again whose param is not what it was when the job ran last."""
+    measure, loads = job(process="ngram", method="ngram"), kind == "points"
+    folder = rules().root / ("traffic" if loads else "records") / "native/embedded/ngram"
+    folder.mkdir(parents=True)
+    failures: list[dict[str, str]] = [{"code-k3-t0-b1": "it died"}, {"code-k3-t0-b1": "it died"}, {}, {}]
+
+    def measured(*_: object) -> None:
+        (folder / "index.json").write_text(json.dumps({kind: {}, "failed": failures.pop(0)}))
+
+    monkeypatch.setattr("specrig.measurement.runner.measure", measured)
+    monkeypatch.setattr("specrig.measurement.traffic.sweep.measure_traffic", measured)
+    monkeypatch.setattr(Rules, "job_methods", lambda *_: ["ngram"])
+    params: list[list[str] | None] = [None]
+    for _ in range(4):
+        params.append(rules().failed_points(measure) if loads else rules().failed_cells(measure))
+        options = ["--study", "configs/test.yaml", "--engine", "native", "--pair", "embedded", "--method", "ngram"]
+        assert cli.main(["traffic" if loads else "measure", *options]) == 0
+    assert [now != before for before, now in pairwise(params)] == [True, True, True, False]
 
 
 def test_a_damaged_model_is_made_again_once(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,6 +19,8 @@ def measure(
     replicate: Annotated[int, typer.Option(help="Number of the replicate, from 0")] = 0,
 ) -> None:
     """Measure the missing cells of an engine and a pair, in one process."""
+    from specrig.measurement.quarantine import count_failures
+    from specrig.measurement.records import replicate_folder
     from specrig.measurement.runner import measure
 
     loaded = load(study)
@@ -27,6 +29,8 @@ def measure(
         known = ", ".join(dict.fromkeys(" ".join(job[:2]) for job in loaded.grid.by_method)) or "none"
         raise typer.BadParameter(f"study {loaded.study} measures nothing on {pair!r} with {engine!r} (it has: {known})")
     measure(loaded, engine, pair, methods, replicate)
+    for name in methods:
+        count_failures(replicate_folder(loaded.root / "records" / engine / pair / name, replicate))
 
 
 def traffic(
@@ -36,9 +40,13 @@ def traffic(
     method: Annotated[str, typer.Option()],
 ) -> None:
     """Measure a method's servers under load: the missing points, in one process."""
+    from specrig.measurement.quarantine import count_failures
+    from specrig.measurement.traffic.records import FOLDER
     from specrig.measurement.traffic.sweep import measure_traffic
 
-    measure_traffic(load(study), engine, pair, method)
+    loaded = load(study)
+    measure_traffic(loaded, engine, pair, method)
+    count_failures(loaded.root / FOLDER / engine / pair / method)
 
 
 def tune(

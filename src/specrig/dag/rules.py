@@ -5,7 +5,6 @@ A param holds what makes its job stale, mostly as a digest: Snakemake runs a job
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 from collections.abc import Callable, Iterable
@@ -24,11 +23,13 @@ from specrig.measurement.plan import job_digest, method_modules
 from specrig.measurement.quarantine import (
     LEDGER,
     disturbed_names,
+    failed_names,
     quarantine,
     quarantined_names,
     reset_future_times,
     write_ledger,
 )
+from specrig.measurement.records import RecordError, read_index
 from specrig.measurement.traffic.records import FOLDER as TRAFFIC
 from specrig.measurement.traffic.records import damaged_points
 from specrig.models.gguf import FILES as CONVERTED_FILES
@@ -266,14 +267,12 @@ class Rules:
         return [job_digest(wildcards.engine, name) for name in self.job_methods(wildcards)]
 
     def failed_cells(self, wildcards: Wildcards) -> list[str]:
-        """Cells that failed last time, and quarantined files. When this changes, the job measures them again."""
+        """Names of cells that failed, and quarantined files. When this changes, the job measures them again."""
         found = []
         for method in self.job_methods(wildcards):
             folder = self.damage.records_folder(wildcards.engine, wildcards.pair, method, self.replicate(wildcards))
-            index, damaged = folder / "index.json", self.damage.of_records(folder)
-            whole = index.is_file() and index not in damaged
-            failed = sorted(json.loads(index.read_text(encoding="utf-8"))["failed"]) if whole else []
-            names = [*failed, *disturbed_names(folder), *quarantined_names(folder, damaged)]
+            damaged = quarantined_names(folder, self.damage.of_records(folder))
+            names = [*failed_names(folder), *disturbed_names(folder), *damaged]
             found += [f"{method}/{name}" for name in names]
         return found
 
@@ -301,10 +300,16 @@ class Rules:
         return [*self._task_files(wildcards.pair, tasks), *self.model_files(wildcards.pair, needs)]
 
     def failed_points(self, wildcards: Wildcards) -> list[str]:
-        """Points that failed last time, or whose files are not as they were written: the job measures them again."""
+        """Names of points that failed, and points whose files are not as they were written."""
         folder = self.root / TRAFFIC / wildcards.engine / wildcards.pair / wildcards.method
-        index = folder / "index.json"
-        return damaged_points(folder) if index.is_file() else []
+        names, index = failed_names(folder), folder / "index.json"
+        if not index.is_file():
+            return names
+        try:
+            failed = read_index(index, "points")["failed"]
+        except RecordError:
+            return [*names, index.name]
+        return [*names, *(point for point in damaged_points(folder) if point not in failed)]
 
     def traffic_code(self, wildcards: Wildcards) -> str:
         """Digest of the code of a traffic job."""

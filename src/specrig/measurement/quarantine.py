@@ -1,4 +1,5 @@
-"""Quarantine: result files that are damaged or disturbed get another name, so that the next run makes them again.
+"""Quarantine: result files that are damaged or disturbed get another name, so that the next run makes them again. What
+failed leaves a name too.
 
 Files are written whole or not at all. A failing disk, a cut copy or an editor may still change them later. So records
 are compared with the hashes in their folder's `index.json`, trained models with the `SHA256SUMS` beside them, all else
@@ -33,6 +34,8 @@ LISTED = (
 """What stages make and read, besides records and trained models."""
 DAMAGED, DISTURBED = ".damaged-", ".disturbed-"
 """Added with a number to the name of a quarantined file or model folder."""
+FAILED = ".failed-"
+"""Added to the name of a cell or point that has failed, with the number of its failures."""
 
 
 def write_hashes(folder: Path, names: Iterable[str] | None = None) -> None:
@@ -206,6 +209,23 @@ def disturbed_names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.glob(f"*{DISTURBED}*"))
 
 
+def count_failures(folder: Path) -> None:
+    """Count, in an empty file each, how often the cells or points that a job's index calls failed have failed."""
+    for slug in json.loads((folder / INDEX).read_text(encoding="utf-8"))["failed"]:
+        before = [*folder.glob(f"{slug}{FAILED}*")]
+        (folder / f"{slug}{FAILED}{1 + max((_number(path) for path in before), default=0)}").touch()
+        for path in before:
+            path.unlink()
+
+
+def failed_names(folder: Path) -> list[str]:
+    """Names of the files that `count_failures` wrote; a job's param, as below.
+
+    Each failure changes a name, so the next run measures again. A success changes none, so the run after it does not.
+    """
+    return sorted(path.name for path in folder.glob(f"*{FAILED}*"))
+
+
 def quarantined_names(folder: Path, found: Iterable[Path], stem: str = "*") -> list[str]:
     """Names of a folder's damaged files in quarantine, and those that `quarantine` will give to the files in `found`.
 
@@ -214,6 +234,10 @@ def quarantined_names(folder: Path, found: Iterable[Path], stem: str = "*") -> l
     """
     names = {path.name for path in folder.glob(f"{stem}{DAMAGED}*")}
     return sorted(names | {_quarantined(path, DAMAGED).name for path in found})
+
+
+def _number(path: Path) -> int:
+    return int(path.name.rpartition("-")[2])
 
 
 def _quarantined(path: Path, mark: str) -> Path:
