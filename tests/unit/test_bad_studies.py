@@ -16,6 +16,7 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from runs import REPOSITORY
 from specrig import cli
@@ -23,6 +24,7 @@ from specrig.planning.plan import described, plan_of
 from specrig.study.config import Config
 from specrig.study.load import load_study
 from specrig.study.problems import StudyError
+from specrig.study.rows import Pair
 
 CONFIGS = {file.name: yaml.safe_load(file.read_text()) for file in sorted((REPOSITORY / "configs").glob("*.yaml"))}
 TABLES = {name: (REPOSITORY / "configs" / name).read_text() for name in ("pairs.tsv", "tasks.tsv", "reported.csv")}
@@ -130,6 +132,23 @@ def test_paths_that_no_file_can_have_are_named(key: str, name: str) -> None:
     with pytest.raises(StudyError, match=r"no file can have this name|there is no user") as caught:
         load_study(TRIAL)
     assert key in str(caught.value) and "configs/trial.yaml:" in str(caught.value)
+
+
+def test_a_home_stands_in_every_path_of_a_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    config = {
+        "results": "~/results",
+        "reports": "~/r",
+        "tables": {"pairs": "~/p.tsv", "tasks": "~/t", "reported": "~/c"},
+    }
+    study = Config.model_validate(CONFIGS["test.yaml"] | config)
+    paths = [study.results, study.reports, study.tables.pairs, study.tables.tasks, study.tables.reported]
+    assert paths == [tmp_path / name for name in ("results", "r", "p.tsv", "t", "c")]
+    pair = Pair(pair="a", target="~/target", draft="~/draft", heads="eagle=~/eagle medusa=owner/name@main")
+    assert (pair.target, pair.draft) == (f"{tmp_path}/target", f"{tmp_path}/draft")
+    assert pair.head_folders == {"eagle": f"{tmp_path}/eagle", "medusa": "owner/name"}
+    with pytest.raises(ValidationError, match="no such user"):
+        Pair(pair="a", target="b/c", heads="eagle=~no-such-user-here/x")
 
 
 @pytest.mark.parametrize(

