@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -217,6 +218,16 @@ def test_names_of_what_is_set_aside_do_not_change_during_a_run(workplace: Path) 
     before = names()
     second.begin()
     assert before == names() == ("draft.damaged-1", "audit/records.csv.damaged-1")
+
+
+def test_every_path_in_a_shell_command_is_quoted(repository: Path) -> None:
+    """A study's results folder may have a space in its name."""
+    for file in sorted((repository / "workflow/rules").glob("*.smk")):
+        commands = re.findall(r"^    shell:\n((?:        .*\n)+)", file.read_text(), flags=re.M)
+        assert commands or file.name == "common.smk"
+        names = {name for command in commands for name in re.findall(r"{(.*?)}", command)}
+        chosen = {"params.chosen", "params.replicate", "threads"}
+        assert all(name.endswith(":q") or name in chosen or name.startswith("wildcards.") for name in names), file
 
 
 def test_a_run_ends_with_the_answer_where_it_made_tables(tmp_path: Path) -> None:

@@ -19,9 +19,9 @@ rule audit_exact:
     message:
         "Testing the samples of {wildcards.method} in {wildcards.engine} against an exact distribution"
     shell:
-        ": > {log}; SPECRIG_ENGINE_LOG={log}"
-        " python -m specrig audit-exact --study {params.study} --engine {wildcards.engine} --method {wildcards.method}"
-        " 2>&1 | tee -a {log} >&2"
+        ": > {log:q}; SPECRIG_ENGINE_LOG={log:q}"
+        " python -m specrig audit-exact --study {params.study:q} --engine {wildcards.engine} --method {wildcards.method}"
+        " 2>&1 | tee -a {log:q} >&2"
 
 
 rule audit:
@@ -45,4 +45,4 @@ rule audit:
     message:
         "Auditing every record"
     shell:
-        "python -m specrig audit --study {params.study} 2>&1 | tee {log} >&2"
+        "python -m specrig audit --study {params.study:q} 2>&1 | tee {log:q} >&2"

@@ -28,9 +28,9 @@ rule answers:
     message:
         "Answering the turns of {wildcards.task} with the target of {wildcards.pair}"
     shell:
-        ": > {log}; SPECRIG_ENGINE_LOG={log}"
-        " python -m specrig answers --study {params.study} --pair {wildcards.pair} --task {wildcards.task}"
-        " 2>&1 | tee -a {log} >&2"
+        ": > {log:q}; SPECRIG_ENGINE_LOG={log:q}"
+        " python -m specrig answers --study {params.study:q} --pair {wildcards.pair} --task {wildcards.task}"
+        " 2>&1 | tee -a {log:q} >&2"
 
 
 rule measure:
@@ -62,8 +62,8 @@ rule measure:
     message:
         "Measuring {params.methods} on {wildcards.pair} with {wildcards.engine}, replicate {params.replicate}"
     shell:
-        ": > {log}; SPECRIG_ENGINE_LOG={log}"
-        " python -m specrig measure --study {params.study} --engine {wildcards.engine} --pair {wildcards.pair}"
-        " {params.chosen} --replicate {params.replicate} 2>&1 | tee -a {log} >&2"
+        ": > {log:q}; SPECRIG_ENGINE_LOG={log:q}"
+        " python -m specrig measure --study {params.study:q} --engine {wildcards.engine} --pair {wildcards.pair}"
+        " {params.chosen} --replicate {params.replicate} 2>&1 | tee -a {log:q} >&2"
         # Snakemake takes a small file of the same content for unchanged: tables would stay old if a run is cut before.
-        " && date > {output}"
+        " && date > {output:q}"

@@ -25,7 +25,7 @@ rule traffic:
     message:
         "Measuring {wildcards.method} under load on {wildcards.pair} with {wildcards.engine}"
     shell:
-        ": > {log}; SPECRIG_ENGINE_LOG={log}"
-        " python -m specrig traffic --study {params.study} --engine {wildcards.engine} --pair {wildcards.pair}"
-        " --method {wildcards.method} 2>&1 | tee -a {log} >&2"
-        " && date > {output}"
+        ": > {log:q}; SPECRIG_ENGINE_LOG={log:q}"
+        " python -m specrig traffic --study {params.study:q} --engine {wildcards.engine} --pair {wildcards.pair}"
+        " --method {wildcards.method} 2>&1 | tee -a {log:q} >&2"
+        " && date > {output:q}"
