@@ -96,7 +96,7 @@ def test_the_conda_environment_names_no_version_of_its_own(repository: Path, pro
     python, pip, nested = environment["dependencies"]
     assert python == f"python {project['requires-python']}"
     assert pip == "pip"
-    assert nested == {"pip": ["-r requirements.lock", "--no-deps -r requirements-quick.lock", "--no-deps -e ."]}
+    assert nested == {"pip": ["-r requirements.lock", "-e ."]}
 
 
 def test_no_file_names_a_registry(repository: Path) -> None:

@@ -48,7 +48,8 @@ dag = Rules(
     shared=GPUS > 1 and workflow.local_exec and not workflow.remote_exec,
 )
 
-# Jobs run with the interpreter that runs Snakemake, which has the package; a conda environment brings its own.
+# Jobs run with the interpreter that runs Snakemake, which has the package. `--sdm conda` cannot be used: in Snakemake's copy of
+# environment.yml, pip finds neither the lock nor this folder. The rules name that file to say what they need.
 # The path is a prefix and not in the rules, so that moving the virtual environment makes no result stale.
 PREFIX = f"export {OWN}=1; " if dag.shared else ""
 if not workflow.deployment_settings.deployment_method:
