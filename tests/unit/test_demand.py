@@ -12,6 +12,8 @@ from specrig.planning.estimate import (
     MARGIN,
     STARTING,
     Demand,
+    auditing_demand,
+    conversion_demand,
     hours,
     measuring_demand,
     pair_sizes,
@@ -77,6 +79,19 @@ def test_load_is_counted(workplace: Path) -> None:
     demand = traffic_demand(loaded, job, size)
     assert demand.minutes - STARTING == pytest.approx(MARGIN * seconds / 60, abs=1)
     assert demand.memory_mb == pytest.approx(2 * size.memory_bytes / 1e6, abs=1)
+
+
+def test_the_audit_and_a_conversion_ask_for_their_copies_of_the_weights(workplace: Path) -> None:
+    both = study(pairs=["llama31_8b", "embedded"], methods=[{"method": "ngram", "k": 4}])
+    sizes = {size.pair: size for size in pair_sizes(both)}
+    large, weights = sizes["llama31_8b"], sizes["llama31_8b"].target.parameters
+    assert large.dtype == "bfloat16"
+    demand = auditing_demand(both, sizes)
+    assert demand.memory_mb > weights * (2 + 4) / 1e6 > 1.5 * large.memory_bytes / 1e6
+    assert demand.minutes == max(measuring_demand(both, job, sizes[job[1]]).minutes for job in both.grid.jobs)
+    small = sizes["embedded"]
+    assert small.audit_bytes - small.memory_bytes == small.target.parameters * (4 + 4) - small.weight_bytes
+    assert conversion_demand(large.target).memory_mb > 3 * weights * 4 / 1e6 and conversion_demand(None) == Demand()
 
 
 def test_a_training_asks_for_what_it_learns(workplace: Path) -> None:

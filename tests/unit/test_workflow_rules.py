@@ -194,7 +194,12 @@ def test_resources(workplace: Path) -> None:
     cuda = rules(device="cuda", gpus=2, shared=True)
     assert (cuda.gpu, cuda.job_cores, cuda.measuring_gpus(job()), cuda.gpus(8)) == (1, 2, 1, 2)
     assert rules(device="cuda", gpus=0).gpus(8) == 8, "a cluster deals them out itself"
-    assert cpu.auditing(job()) == cpu.measuring(job()), "one job is the largest"
+    assert cpu.auditing(job()).minutes == cpu.measuring(job()).minutes, "one job is the longest"
+    two = rules(pairs=["embedded", "llama31_8b"], methods=["ngram"], device="cuda", gpus=0)
+    two.study.rows.pairs["llama31_8b"] = two.study.rows.pairs["llama31_8b"].model_copy(update={"tensor_parallel": 4})
+    small, large = (job(pair=pair, task="code") for pair in ("embedded", "llama31_8b"))
+    assert two.answering(small) == two.measuring(small) and two.answering(large) == two.measuring(large)
+    assert [two.answering_gpus(each) for each in (small, large)] == [1, 4]
     demand = lambda _: Demand(1_000, 30)  # noqa: E731
     assert [memory(demand)(job(), attempt) for attempt in (1, 2, 3)] == [1_000, 1_250, 1_500]
     assert [minutes(demand)(job(), attempt) for attempt in (1, 2)] == [30, 60]

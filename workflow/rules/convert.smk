@@ -11,6 +11,8 @@ rule convert:
     conda:
         "../../environment.yml"
     threads: 1
+    resources:
+        mem_mb=memory(dag.converting),
     params:
         study=STUDY_FILE,
         source=dag.converted,

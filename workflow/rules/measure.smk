@@ -18,9 +18,9 @@ rule answers:
         "../../environment.yml"
     threads: dag.job_cores
     resources:
-        gpu=dag.auditing_gpus,
-        mem_mb=memory(dag.auditing),
-        runtime=minutes(dag.auditing),
+        gpu=dag.answering_gpus,
+        mem_mb=memory(dag.answering),
+        runtime=minutes(dag.answering),
     params:
         study=STUDY_FILE,
         settings=dag.answers_settings,

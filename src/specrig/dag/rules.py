@@ -19,7 +19,7 @@ from specrig.decoding.drafters import registry as methods
 from specrig.engines import registry as engines
 from specrig.files import write_atomically
 from specrig.measurement.answers import answering_cell
-from specrig.measurement.plan import job_digest, method_modules
+from specrig.measurement.plan import gpus_used, job_digest, method_modules
 from specrig.measurement.quarantine import (
     LEDGER,
     disturbed_names,
@@ -34,7 +34,17 @@ from specrig.measurement.traffic.records import FOLDER as TRAFFIC
 from specrig.measurement.traffic.records import damaged_points
 from specrig.models.gguf import FILES as CONVERTED_FILES
 from specrig.models.gguf import located
-from specrig.planning.estimate import Demand, PairSize, measuring_demand, pair_sizes, traffic_demand, training_demand
+from specrig.planning.estimate import (
+    Demand,
+    PairSize,
+    auditing_demand,
+    conversion_demand,
+    measuring_demand,
+    pair_sizes,
+    shape_at_hand,
+    traffic_demand,
+    training_demand,
+)
 from specrig.provenance.digests import code_digest
 from specrig.study.overlap import prompts_in_both
 from specrig.study.study import Study
@@ -349,6 +359,10 @@ class Rules:
         """Name of a pair -> the sizes of its models."""
         return {size.pair: size for size in pair_sizes(self.study)}
 
+    @cached_property
+    def _auditing_demand(self) -> Demand:
+        return auditing_demand(self.study, self._sizes)
+
     def measuring(self, wildcards: Wildcards) -> Demand:
         """What a measuring job requests from a cluster."""
         return self._measuring_demand(wildcards.engine, wildcards.pair, wildcards.process)
@@ -363,9 +377,17 @@ class Rules:
         return lambda wildcards: self._training_demand(wildcards.pair, model or wildcards.model)
 
     def auditing(self, wildcards: Wildcards) -> Demand:
-        """What the audit requests: as much as any measuring job, since it loads one pair after the other."""
-        demands = [self._measuring_demand(*job) for job in self.study.grid.jobs]
+        """What the audit of the records requests from a cluster."""
+        return self._auditing_demand
+
+    def answering(self, wildcards: Wildcards) -> Demand:
+        """What answering turns requests from a cluster: as much as any measuring job of the pair."""
+        demands = [self._measuring_demand(*job) for job in self.study.grid.jobs if job[1] == wildcards.pair]
         return Demand(max(each.memory_mb for each in demands), max(each.minutes for each in demands))
+
+    def converting(self, wildcards: Wildcards) -> Demand:
+        """What the conversion of a GGUF file requests from a cluster."""
+        return conversion_demand(shape_at_hand(self.study.grid.converted[wildcards.source][0]))
 
     def gpus(self, over: int) -> int:
         """GPUs of a job whose pair is split over so many: none on a processor, no more than jobs may use."""
@@ -373,8 +395,14 @@ class Rules:
 
     def measuring_gpus(self, wildcards: Wildcards) -> int:
         """GPUs of a measuring job: more than one for an engine that splits the pair over them."""
-        split = engines()[wildcards.engine].splits
-        return self.gpus(self.study.rows.pairs[wildcards.pair].tensor_parallel if split else 1)
+        return self._gpus_of(wildcards.engine, wildcards.pair)
+
+    def answering_gpus(self, wildcards: Wildcards) -> int:
+        """GPUs of the job that answers turns, with the engine that it answers with."""
+        return self._gpus_of(answering_cell(self.study, wildcards.pair, wildcards.task).engine, wildcards.pair)
+
+    def _gpus_of(self, engine: str, pair: str) -> int:
+        return self.gpus(gpus_used(engines()[engine], self.study.rows.pairs[pair].tensor_parallel))
 
     def auditing_gpus(self, wildcards: Wildcards) -> int:
         """GPUs of the audit of the records: as many as the pair that is split over most."""

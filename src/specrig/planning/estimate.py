@@ -83,6 +83,14 @@ class PairSize:
         )
         return self.weight_bytes + caches + WORKSPACE_BYTES
 
+    @property
+    def audit_bytes(self) -> float | None:
+        """The same for the audit, which holds the target twice: as it is measured, and in float32 or by transformers."""
+        if self.target is None or self.memory_bytes is None:
+            return None
+        both = self.target.parameters * (BYTES[self.target_precision] + BYTES["float32"])
+        return self.memory_bytes - self.weight_bytes + both
+
 
 def pair_sizes(study: Study) -> list[PairSize]:
     """Return the sizes of the pairs that have cells to measure, in the order of the cells."""
@@ -368,6 +376,26 @@ def measuring_demand(study: Study, process: tuple[str, str, str], size: PairSize
         return Demand()
     again = study.remeasure.share if study.remeasure.times else 0.0  # of measuring, and of waiting for a quiet machine
     return _demand(size.memory_bytes, (1 + 2 * again) * process_seconds(study, process, size))
+
+
+def auditing_demand(study: Study, sizes: Mapping[str, PairSize]) -> Demand:
+    """Return what the audit of the records requests: the memory of the largest pair, since it loads one after the other,
+    and the time of the longest measuring job. sizes: by the name of a pair.
+    """
+    times = [measuring_demand(study, process, sizes[process[1]]).minutes for process in study.grid.jobs]
+    amounts = (size.audit_bytes for size in sizes.values())
+    memory = [UNKNOWN_MB if amount is None else math.ceil(amount / 1e6) for amount in amounts]
+    return Demand(max(memory), max(times))
+
+
+def conversion_demand(shape: Shape | None) -> Demand:
+    """Return what the conversion of a GGUF file requests, of which only the memory counts.
+
+    It holds the weights up to three times in float32: as they are read, as a model, and as a copy of it.
+    """
+    if shape is None:
+        return Demand()
+    return Demand(math.ceil((3 * shape.weight_bytes("float32") + WORKSPACE_BYTES) / 1e6))
 
 
 def traffic_demand(study: Study, job: tuple[str, str, str], size: PairSize) -> Demand:
