@@ -8,7 +8,7 @@ rule audit_exact:
         f"{ROOT}/logs/audit/{{engine}}-{{method}}.log",
     conda:
         "../../environment.yml"
-    threads: 1
+    threads: dag.exact_threads
     resources:
         gpu=dag.gpu,
     params:

@@ -404,6 +404,14 @@ class Rules:
     def _gpus_of(self, engine: str, pair: str) -> int:
         return self.gpus(gpus_used(engines()[engine], self.study.rows.pairs[pair].tensor_parallel))
 
+    @property
+    def exact_threads(self) -> int:
+        """CPU threads of an exact audit: one, but all on a GPU, so that audits in one cluster job share one GPU in turn.
+
+        Snakemake requests for a group what its jobs need that fit side by side into the cores.
+        """
+        return self.job_cores if self.gpu else 1
+
     def auditing_gpus(self, wildcards: Wildcards) -> int:
         """GPUs of the audit of the records: as many as the pair that is split over most."""
         return self.gpus(self.study.most_gpus())
