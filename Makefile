@@ -84,10 +84,13 @@ arctic: $(READY) $(READY_CONFIG)
 help:  ## list the targets
 	@sed -nE 's/^([a-z]+):[^#]*## (.*)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
 
+# One whose making was interrupted has a python without pip.
+VENV_AT = $(1)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(1)
+
 $(READY): $(LOCK) pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' \
 		|| { echo "Python 3.11 to 3.13 is needed; name one: make PYTHON=python3.12" >&2; exit 2; }
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(call VENV_AT,$(VENV))
 	echo "Installing into $(VENV) (once; a minute or some)"
 	$(INSTALL) $(LOCKED)
 	$(INSTALL) --no-deps -e .
@@ -100,7 +103,7 @@ $(READY_DEV): $(READY) requirements-dev.lock requirements-quick.lock requirement
 	touch $@
 
 $(DOCS_VENV)/ready: requirements-docs.lock
-	@test -x $(DOCS_VENV)/bin/python || $(PYTHON) -m venv $(DOCS_VENV)
+	@$(call VENV_AT,$(DOCS_VENV))
 	scripts/install $(DOCS_VENV)/bin/python $(PIP_ARGS) --no-deps -r $<
 	touch $@
 

@@ -135,6 +135,21 @@ def test_set_up_works_where_uv_cannot_be_had(repository: Path, tmp_path: Path) -
         subprocess.run([repository / "scripts/install", python, "tiny==2.0"], env=alone, check=True, timeout=300)
 
 
+def test_an_environment_whose_making_was_interrupted_is_completed(repository: Path, tmp_path: Path) -> None:
+    broken, called = tmp_path / "env/bin/python", tmp_path / "called"
+    broken.parent.mkdir(parents=True)
+    broken.write_text("#!/bin/sh\nexit 1\n")  # it has no pip
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\necho "$@" >> {called}\n')
+    for each in (broken, python):
+        each.chmod(0o755)
+    for variable, target in (("VENV", "ready"), ("DOCS_VENV", "ready")):
+        environment = f"{variable}={broken.parents[1]}"
+        subprocess.run(["make", "-s", environment, f"PYTHON={python}", f"{broken.parents[1]}/{target}"], cwd=repository)
+        assert called.read_text().splitlines()[-1] == f"-m venv {broken.parents[1]}"
+        called.unlink()
+
+
 def test_make_help_lists_the_targets_of_the_readme(repository: Path) -> None:
     makefile, readme = (repository / "Makefile").read_text(), (repository / "README.md").read_text()
     targets = set(re.findall(r"^([a-z]+):.*##", makefile, flags=re.M))

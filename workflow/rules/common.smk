@@ -88,8 +88,13 @@ AUDITS = [
     *(f"{ROOT}/audit/exact-{engine}-{method}.csv" for engine, method in dag.audited()),
 ]
 TABLE_NAMES = list(tables())
-# Only the tables have the reported figures as input, so that a new row there causes no measuring.
-REPORTED = [str(STUDY.tables.reported)] if STUDY.tables.reported else []
+# The reported figures, and the pairs and tasks that could measure them. Only tables and figures have these files as input, so
+# that a new row there causes no measuring. A resolved study needs none of them.
+REPORTED = [
+    str(path)
+    for path in (STUDY.tables.reported, STUDY.tables.pairs, STUDY.tables.tasks)
+    if path and path.is_file()
+]
 TABLE_FILES = [
     f"{ROOT}/tables/{name}.{kind}"
     for name in [*TABLE_NAMES, "quality"]

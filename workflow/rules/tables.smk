@@ -68,6 +68,7 @@ rule figures:
         records=MEASURED,
         loaded=UNDER_LOAD,
         audits=AUDITS,
+        reported=REPORTED,
         cells=f"{ROOT}/tables/cells.csv",
         quality=f"{ROOT}/tables/quality.csv",
         curves=CURVES,
@@ -88,6 +89,7 @@ rule figures:
         "../../environment.yml"
     params:
         study=STUDY_FILE,
+        goodput=dag.goodput(),
         code=lambda _: stage_digest("figures")
         + dag.damage.remade("figures/*", "figures/*/*"),
     message:
