@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 import yaml
 
+from specrig.cli import doctor
 from specrig.corpus.trained_on import fingerprint
 from specrig.measurement.task_prompts import fetch_prompts
 from specrig.study.load import load_study
@@ -178,6 +179,25 @@ def test_a_missing_library_comes_with_its_install_line(monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(PromptError, match=r"pip install 'specrig\[data\]'"):
         hub_rows("openai/openai_humaneval", None, "test", None)
+
+
+def test_a_study_without_the_library_of_its_data_is_refused_before_it_runs(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = load_study(Path("configs/hub.yaml"))
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(
+        StudyError, match=r"row 'humaneval', source: .*needs the library datasets\n.*pip install 'specrig\[data\]'"
+    ):
+        load_study(Path("configs/hub.yaml"))
+    check = doctor._hub(study)
+    assert check.good is False and "pip install 'specrig[data]'" in check.fix
+    for task in study.tasks:
+        if study.rows.tasks[task].kind == "hub":
+            file = study.paths.prompt_file(task, study.root)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.touch()
+    assert load_study(Path("configs/hub.yaml")).tasks == study.tasks, "prompts that are fetched already need no library"
 
 
 @pytest.mark.parametrize(

@@ -209,10 +209,11 @@ def _hub(study: Study) -> Check:
         for row in (study.rows.pairs[pair],)
         if row.trained_in(part) is None and part not in row.gguf and row.weights == "pretrained"
     )
+    if any(task.kind == "hub" for task in study.rows.tasks.values()) and find_spec("datasets") is None:
+        return Check("hub", False, "data sets need the library datasets", "`pip install 'specrig[data]'`")
     token = "with a token" if get_token() else "no token (gated models need one: `hf auth login`)"
-    extra = "" if find_spec("datasets") else "; data sets need `pip install 'specrig[data]'`"
     if constants.HF_HUB_OFFLINE:
-        return Check("hub", not needed and None, f"offline by HF_HUB_OFFLINE, {token}{extra}")
+        return Check("hub", not needed and None, f"offline by HF_HUB_OFFLINE, {token}")
     try:
         answer = requests.head(constants.ENDPOINT, timeout=HUB_TIMEOUT_S, allow_redirects=True)
         reached, text = answer.status_code < 500, f"answers with {answer.status_code}"
@@ -220,7 +221,7 @@ def _hub(study: Study) -> Check:
         reached, text = False, f"cannot be reached ({type(error).__name__})"
     use = "this study needs it" if needed else "this study does not need it"
     fix = "" if reached else "set HF_ENDPOINT to a mirror, or fill the cache elsewhere and set HF_HUB_OFFLINE=1"
-    return Check("hub", True if reached else False if needed else None, f"{text}, {token}; {use}{extra}", fix)
+    return Check("hub", True if reached else False if needed else None, f"{text}, {token}; {use}", fix)
 
 
 def _cost(study: Study) -> Iterator[Check]:

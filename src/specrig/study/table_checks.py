@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 from specrig.corpus.example import PROMPT_FILES
@@ -250,12 +251,19 @@ def check_tasks(study: Study, problems: Problems) -> None:
                 "`package:<module>`, or `corpus`"
             )
             problems.row(file, None, f"{where}, source", f"{row.source!r} is not a source of prompts", f"give {kinds}")
+        elif row.kind == "hub" and not _has_datasets() and not study.paths.prompt_file(name, study.root).is_file():
+            reason = f"{row.source} is a data set of the hub, which needs the library datasets"
+            problems.row(file, None, f"{where}, source", reason, "`pip install 'specrig[data]'`")
         if row.kind == "package" and (wrong := packages.problem(row.source)):
             problems.row(file, None, f"{where}, source", *wrong)
         if row.source == CORPUS:
             _check_corpus_task(study, name, problems)
         elif not row.fetched:  # a fetched task is checked by a job of its own
             _check_own_prompts(study, name, row, pairs.get(name, ()), problems)
+
+
+def _has_datasets() -> bool:
+    return find_spec("datasets") is not None
 
 
 def _check_corpus_task(study: Study, name: str, problems: Problems) -> None:
