@@ -23,7 +23,7 @@ from specrig.analysis.rounds import papers
 from specrig.decoding.drafters import registry
 from specrig.reporting.figures.reported_figure import reported_points
 from specrig.reporting.tables.files import write_tables
-from specrig.results.claim_tables import counts, reproduction, sentence
+from specrig.results.claim_tables import _catalogue, counts, reproduction, sentence
 from specrig.results.study_data import read_study
 from specrig.study.claims import Claim, read_claims
 from specrig.study.problems import Positions, Problems, StudyError
@@ -464,6 +464,15 @@ def study(tmp_path: Path) -> Path:
         environment = json.loads(file.read_text()) | {"gpus": [{"name": "NVIDIA GeForce RTX 4090"}]}
         file.write_text(json.dumps(environment))
     return folder
+
+
+def test_a_command_names_the_columns_of_a_table_with_commas(study: Path, tmp_path: Path) -> None:
+    pairs = tmp_path / "pairs.csv"
+    pairs.write_text(f"pair,target,draft,dtype\nllama,{LLAMA},{SMALL},bfloat16\n")
+    config = json.loads((study / "study.json").read_text())
+    config["tables"]["pairs"] = str(pairs)
+    (study / "study.json").write_text(json.dumps(config))
+    assert _catalogue(read_study(study)).pair_columns == ["pair", "target", "draft", "dtype"]
 
 
 def test_a_study_is_held_against_its_claims(study: Path, tmp_path: Path) -> None:

@@ -92,6 +92,17 @@ def test_the_bar_is_of_the_whole_study(state: RunState, clock: Clock) -> None:
     assert state.done_s == 120
 
 
+def test_the_bar_moves_under_load(clock: Clock) -> None:
+    state = RunState({"measure": 100.0, "traffic": 40.0}, clock=clock)
+    jobs = ["Job stats:", "measure 1", "traffic 1", "total 2", "", *MEASURING[3:]]
+    started = ["Job 3: Measuring ngram under load on embedded with native"]
+    assert printed(state, [*jobs, *started, "traffic native/embedded/ngram 1/4 16"]) == []
+    assert [(job.share, job.status) for job in state.running.values()] == [(0.0, ""), (0.25, "1/4 16")]
+    assert state.done_s == 10
+    printed(state, ["native/embedded 1/2 code T=0 b=1"])
+    assert state.done_s == 60
+
+
 def test_what_jobs_say_and_errors_are_kept(state: RunState) -> None:
     kept = [
         "warning: The machine was busy with other work throughout",

@@ -29,7 +29,7 @@ def known_methods() -> list[str]:
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts")]
-PairName = Annotated[str, typer.Option(help="Row of pairs.tsv")]
+PairName = Annotated[str, typer.Option(help="Row of the table of pairs")]
 
 
 def print_json(value: Any) -> None:

@@ -10,11 +10,14 @@ import typer
 from specrig.cli.arguments import DEFAULT, ConfigFile, Json, PairName, StudyFile, load, print_json
 from specrig.terminal import console
 
+EngineName = Annotated[str, typer.Option(help="Engine of the study")]
+MethodName = Annotated[str, typer.Option(help="Method of the study")]
+
 
 def measure(
     study: StudyFile,
-    engine: Annotated[str, typer.Option()],
-    pair: Annotated[str, typer.Option()],
+    engine: EngineName,
+    pair: PairName,
     method: Annotated[list[str] | None, typer.Option(help="Repeatable. Default: every method of the study")] = None,
     replicate: Annotated[int, typer.Option(help="Number of the replicate, from 0")] = 0,
 ) -> None:
@@ -35,9 +38,9 @@ def measure(
 
 def traffic(
     study: StudyFile,
-    engine: Annotated[str, typer.Option()],
-    pair: Annotated[str, typer.Option()],
-    method: Annotated[str, typer.Option()],
+    engine: EngineName,
+    pair: PairName,
+    method: MethodName,
 ) -> None:
     """Measure a method's servers under load: the missing points, in one process."""
     from specrig.measurement.quarantine import count_failures
@@ -145,8 +148,8 @@ def audit(study: StudyFile = DEFAULT) -> None:
 
 def audit_exact(
     study: StudyFile,
-    engine: Annotated[str, typer.Option()],
-    method: Annotated[str, typer.Option()],
+    engine: EngineName,
+    method: MethodName,
 ) -> None:
     """Test one method's samples against the exactly known distribution of a tiny model."""
     from specrig.audit.run import audit_exact as run

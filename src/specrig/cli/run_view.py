@@ -47,17 +47,20 @@ BOOKKEEPING = re.compile(
 )
 STARTED, FINISHED = re.compile(r"Job (\d+): (.*)"), re.compile(r"Finished jobid: (\d+) \(Rule: (\w+)\)")
 COUNT = re.compile(r"(\w+) +(\d+)$")
-SHARE = re.compile(r"(?:traffic )?([^/\s]+)/([^/\s]+)\S* (\d+)/(\d+)(.*)")
-"""A line of `measurement.progress`: engine, pair, units done, units in all, and what they are."""
+SHARE = re.compile(r"(traffic )?([^/\s]+)/([^/\s]+)\S* ((\d+)/(\d+).*)")
+"""A line of `measurement.progress`: whether under load, engine, pair, and what is done: units, units in all."""
 LEARNING = re.compile(r"\S+: after \d+ steps")
-MEASURING = "Measuring "
+MEASURING, UNDER_LOAD = "Measuring ", " under load on "
 
 
 @dataclass(slots=True)
 class Running:
-    """A job that runs: its message, when it started, the share of it that is done, and its last line about that."""
+    """A job that runs: its message, the rule if it measures, when it started, the share of it that is done, and its last
+    line about that.
+    """
 
     message: str
+    rule: str
     since: float
     share: float = 0.0
     status: str = ""
@@ -88,11 +91,11 @@ class RunState:
                 self.jobs[found[1]] = int(found[2])
             self._counting = bool(line)
         elif found := STARTED.match(line):
-            self.running[found[1]] = Running(found[2], self.clock())
+            self.running[found[1]] = Running(found[2], _rule(found[2]), self.clock())
         elif found := FINISHED.match(line):
             return self._finish(found[1], found[2])
         elif found := SHARE.match(line):
-            self._advance(found[1], found[2], int(found[3]) / max(int(found[4]), 1), line)
+            self._advance(found, line)
         elif LEARNING.match(line) and self.running:
             next(reversed(self.running.values())).status = line
         elif not BOOKKEEPING.match(line):
@@ -107,7 +110,7 @@ class RunState:
     @property
     def done_s(self) -> float:
         """Of these, what is done."""
-        shares = sum(job.share * self._seconds("measure") for job in self.running.values())
+        shares = sum(job.share * self._seconds(job.rule) for job in self.running.values())
         return min(self.finished_s + shares, self.total_s)
 
     @property
@@ -124,13 +127,21 @@ class RunState:
         self.finished_s += self._seconds(rule)
         return None if job is None or rule == "all" else f"{clock_text(self.clock() - job.since):>6}  {job.message}"
 
-    def _advance(self, engine: str, pair: str, share: float, line: str) -> None:
+    def _advance(self, found: re.Match[str], line: str) -> None:
+        loads, engine, pair, status, done, units = found.groups()
+        rule, where = "traffic" if loads else "measure", f" on {pair} with {engine},"
         for job in self.running.values():
-            if job.message.startswith(MEASURING) and f" on {pair} with {engine}," in job.message:
-                job.share, job.status = share, line.partition(" ")[2]
+            if job.rule == rule and where in f"{job.message},":
+                job.share, job.status = int(done) / max(int(units), 1), status
                 return
         for job in self.running.values():
             job.status = line
+
+
+def _rule(message: str) -> str:
+    if not message.startswith(MEASURING):
+        return ""
+    return "traffic" if UNDER_LOAD in message else "measure"
 
 
 def expected_seconds(study: Study) -> dict[str, float]:

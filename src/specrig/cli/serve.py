@@ -15,7 +15,7 @@ Device = Annotated[Literal["cpu", "cuda"], typer.Option(help="Where the model ru
 Host = Annotated[
     str, typer.Option(help="Address to listen at; an address beyond this machine needs a key in SPECRIG_API_KEY")
 ]
-Port = Annotated[int, typer.Option(min=1, max=65_535)]
+Port = Annotated[int, typer.Option(min=1, max=65_535, help="Port to listen at")]
 Batch = Annotated[int, typer.Option("--max-num-seqs", "--batch", min=1, help="Maximum number of sequences in a pass")]
 Sessions = Annotated[
     int | None, typer.Option("--sessions", min=1, help="Maximum number of texts in its cache. Default: --max-num-seqs")
@@ -77,7 +77,7 @@ def coordinator(
     port: Port = 8000,
     queue: Queue = 256,
     draft_timeout_ms: Annotated[int, typer.Option(min=1, help="Later drafts are not used")] = 1000,
-    target_timeout_s: Annotated[float, typer.Option(min=0.1)] = 60.0,
+    target_timeout_s: Annotated[float, typer.Option(min=0.1, help="Seconds that the target service may take for an answer")] = 60.0,
     precision: Annotated[
         Literal["float32", "float16"], typer.Option(help="Precision of the draft's probabilities")
     ] = "float32",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from specrig.results.grid import Column, Grid, GridEntry
 from specrig.results.study_data import MeasuredJob, StudyData
 from specrig.study.claims import Claim, read_claims
 from specrig.study.problems import Positions, Problems
-from specrig.study.rows import Pair, Task, read_rows
+from specrig.study.rows import Pair, Task, dialect, read_rows
 
 DECIDED = ("reproduced", "higher", "lower", "impossible", "inconsistent with theory")
 """Verdicts that say something of the figure itself; they come first in tables."""
@@ -140,15 +141,17 @@ def _catalogue(study: StudyData) -> Catalogue:
     real = {name: row for name, row in (pairs or rows.get("pairs") or {}).items() if row.get("weights") != "random"}
     tasks = read_rows(Path(tables.get("tasks", "")), Task, problems) or rows.get("tasks") or {}
     file = Path(tables.get("pairs", ""))
-    columns = (
-        file.read_text(encoding="utf-8").partition("\n")[0].split("\t") if file.is_file() else list(Pair.model_fields)
-    )
     return Catalogue(
-        pair_columns=columns,
+        pair_columns=_header(file) if file.is_file() else list(Pair.model_fields),
         pairs={name: KnownPair(row["target"], row["draft"] or "", _heads(row)) for name, row in real.items()},
         tasks=list(tasks),
         methods={name: method.needs for name, method in methods().items()},
     )
+
+
+def _header(file: Path) -> list[str]:
+    with file.open(encoding="utf-8", newline="") as lines:
+        return next(csv.reader(lines, **dialect(file)), [])
 
 
 def _heads(row: dict[str, Any]) -> list[str]:
