@@ -216,6 +216,17 @@ def test_a_group_of_exact_audits_requests_one_gpu(device: str, gpus: int, minute
     assert (found["gpu"], found["runtime"], found["_cores"]) == (gpus, minutes, 8)
 
 
+def test_a_run_says_where_a_pair_gets_fewer_gpus_than_its_row_names(
+    workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for gpus, said in ((8, True), (16, False), (0, False)):
+        found = rules(pairs=["llama31_8b"], methods=["ngram"], device="cuda", gpus=gpus, study=f"own{gpus}")
+        pairs = found.study.rows.pairs
+        pairs["llama31_8b"] = pairs["llama31_8b"].model_copy(update={"tensor_parallel": 16})
+        found.begin()
+        assert ("split over 16 GPUs" in capsys.readouterr().err) == said
+
+
 def test_names_of_what_is_set_aside_do_not_change_during_a_run(workplace: Path) -> None:
     """Snakemake computes params again where an input was made again; a param that differs then makes the job stale."""
     first = rules()

@@ -38,7 +38,8 @@ if {"-n", "--dry-run", "--dryrun"} & set(sys.argv):
 
 # A job that uses all cores runs alone, so that no other job disturbs its timing.
 ALL_CORES = workflow.resource_settings.cores or 1
-# How many GPUs jobs may use at a time: profiles/default says 1; on a cluster, which deals them out itself, no limit.
+# How many GPUs jobs may use at a time: profiles/default says 1. On a cluster, which deals them out itself, it is how many one job may use:
+# profiles/slurm says 8. 0: no limit.
 GPUS = int(workflow.global_resources.get("gpu").value or 0)
 dag = Rules(
     STUDY,

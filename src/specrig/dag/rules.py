@@ -93,6 +93,12 @@ class Rules:
         for sentence in quarantine(self.damage.found()):
             print(sentence, file=sys.stderr)
         self.damage.forget()
+        if self.gpus(most := self.study.most_gpus()) < self.gpu * most:
+            print(
+                f"A pair is split over {most} GPUs (tensor_parallel). Its jobs request {self._gpus}, since Snakemake's "
+                f"resource gpu is {self._gpus}; --resources gpu={most} allows more.",
+                file=sys.stderr,
+            )
         if count := reset_future_times(self.root):
             print(
                 f"{count} files in {self.root} have a time in the future. The clock may have been set back. "
