@@ -16,7 +16,7 @@ from specrig import tracking
 from specrig.cell import Cell
 from specrig.measurement.records import Probe, read_records, write_records
 from specrig.reporting.tables.files import write_tables
-from specrig.tracking import FAILURE_FILE, TrackingResult, sqlite, track, tracking_uri
+from specrig.tracking import FAILURE_FILE, ORIGIN_FILE, TrackingResult, sqlite, track, tracking_uri
 from specrig.tracking.experiment import VIEW_TAG
 
 
@@ -99,6 +99,19 @@ def test_a_study_and_again_and_changed(study: Path) -> None:
     assert after.data.tags["mlflow.parentRunId"] == ids(study)[METHOD][0] != method.info.run_id
     [binned] = runs(study, ViewType.DELETED_ONLY)[CELLS[1]]
     assert binned.info.run_id == child.info.run_id and binned.data.tags["superseded"] == "true"
+
+
+def test_folders_of_one_name_on_one_server_keep_their_runs(
+    study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # where a store without a server keeps files
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", tracking_uri(study))
+    other = shutil.copytree(study, tmp_path / "elsewhere" / "tracked")
+    for folder in (study, other):
+        assert track(folder) == TrackingResult(added=4)
+    assert [track(folder) for folder in (study, other)] == [TrackingResult(kept=4)] * 2
+    origins = {(folder / ORIGIN_FILE).read_text().strip() for folder in (study, other)}
+    assert {run.data.tags["origin"] for run in runs(study)[METHOD]} == origins and len(origins) == 2
 
 
 def test_a_method_that_ran_at_several_k_is_a_line_over_k(study: Path) -> None:

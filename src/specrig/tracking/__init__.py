@@ -1,8 +1,8 @@
 """Log a study to MLflow, in one process and after measuring.
 
 Each study is an experiment. `study_runs` lists its runs. MLflow chooses the ids of runs, and names are not unique, so a
-run is identified by its tags `cell` and `record_sha`: a finished run with the same two tags is kept, any other run of
-the same cell is replaced. Tracking may fail; measurements do not depend on it.
+run is identified by its tags `origin`, `cell` and `record_sha`: a finished run with the same three tags is kept, any
+other run of the same cell and origin is replaced. Tracking may fail; measurements do not depend on it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 from specrig.errors import with_type
 from specrig.files import write_atomically
@@ -37,8 +38,11 @@ ARTIFACTS = "mlartifacts"
 """The name of the folder beside the study's own store that holds the files of its runs."""
 SERVED = "mlflow-artifacts:/"
 """MLflow's address of a file in the folder of its server (`make ui`), so that a study's folder may be moved."""
+PARENT = "mlflow.parentRunId"
 FAILURE_FILE = "tracking-failed.txt"
 """File in the study's folder that states why tracking failed and how to repeat it."""
+ORIGIN_FILE = "tracking-origin.txt"
+"""File in the study's folder with an id of the folder, so that two folders of one name do not replace each other's runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +93,20 @@ def tracking_uri(study_dir: Path) -> str:
 def _track(study: StudyData, report: Path | None) -> TrackingResult:
     client = _client(study.folder)
     experiment = _experiment(client, study)
-    runs = _runs(client, experiment)
+    origin = _origin(study.folder)
+    runs = _runs(client, experiment, origin)
     counts = {"added": 0, "replaced": 0, "kept": 0}
     for content in study_runs(study, report):
-        _log_run(client, experiment, runs, content, None, counts)
+        _log_run(client, experiment, runs, content, {"origin": origin}, counts)
     return TrackingResult(counts["added"], counts["replaced"], counts["kept"])
+
+
+def _origin(study_dir: Path) -> str:
+    """The id of a study's folder, made on first use."""
+    file = study_dir / ORIGIN_FILE
+    if not file.is_file():
+        write_atomically(file, uuid4().hex + "\n")
+    return file.read_text(encoding="utf-8").strip()
 
 
 def _client(study_dir: Path) -> MlflowClient:
@@ -126,13 +139,16 @@ def _experiment(client: MlflowClient, study: StudyData) -> str:
     return str(found.experiment_id)
 
 
-def _runs(client: MlflowClient, experiment: str) -> dict[str, list[Run]]:
-    """Map each value of the tag `cell` to its runs, with one search instead of one per cell."""
+def _runs(client: MlflowClient, experiment: str, origin: str) -> dict[str, list[Run]]:
+    """Map each value of the tag `cell` to its runs of this origin, with one search instead of one per cell.
+
+    Runs of older versions have no origin. They count as this folder's.
+    """
     found: dict[str, list[Run]] = {}
     token = None
     while True:
         page = client.search_runs([experiment], max_results=1000, page_token=token)
-        for run in page:
+        for run in (run for run in page if run.data.tags.get("origin", origin) == origin):
             found.setdefault(run.data.tags.get("cell", ""), []).append(run)
         token = page.token
         if not token:
@@ -144,14 +160,15 @@ def _log_run(
     experiment: str,
     runs: dict[str, list[Run]],
     content: RunContent,
-    parent: str | None,
+    above: dict[str, str],
     counts: dict[str, int],
 ) -> None:
-    """Log a run and those below it, unless they are there. Where a run is replaced, so are those below it."""
-    found = runs.get(content.key, [])
-    current = [run for run in found if _is_current(run, content) and run.data.tags.get("mlflow.parentRunId") == parent][
-        :1
-    ]
+    """Log a run and those below it, unless they are there. Where a run is replaced, so are those below it.
+
+    above: its tags of origin and of the run above it.
+    """
+    found, parent = runs.get(content.key, []), above.get(PARENT)
+    current = [run for run in found if _is_current(run, content) and run.data.tags.get(PARENT) == parent][:1]
     for run in found:
         if run not in current:
             # Its record has changed, or its tracking was interrupted: into MLflow's bin.
@@ -160,12 +177,14 @@ def _log_run(
     counts["kept" if current else "replaced" if found else "added"] += 1
     if current:
         own = current[0].info.run_id
+        if "origin" not in current[0].data.tags:
+            client.set_tag(own, "origin", above["origin"])
     else:
-        tags = {"cell": content.key} | ({"mlflow.parentRunId": parent} if parent else {})
+        tags = {"cell": content.key} | above
         begin = content.measured[0] if content.measured else None  # None: now
         own = client.create_run(experiment, run_name=content.name, tags=tags, start_time=begin).info.run_id
     for child in content.children:
-        _log_run(client, experiment, runs, child, own, counts)
+        _log_run(client, experiment, runs, child, above | {PARENT: own}, counts)
     if not current:  # last, so that a run says FINISHED only when those below it are in
         _log_content(client, own, content)
 
