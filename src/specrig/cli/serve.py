@@ -77,7 +77,9 @@ def coordinator(
     port: Port = 8000,
     queue: Queue = 256,
     draft_timeout_ms: Annotated[int, typer.Option(min=1, help="Later drafts are not used")] = 1000,
-    target_timeout_s: Annotated[float, typer.Option(min=0.1, help="Seconds that the target service may take for an answer")] = 60.0,
+    target_timeout_s: Annotated[
+        float, typer.Option(min=0.1, help="Seconds that the target service may take for an answer")
+    ] = 60.0,
     precision: Annotated[
         Literal["float32", "float16"], typer.Option(help="Precision of the draft's probabilities")
     ] = "float32",
