@@ -381,3 +381,16 @@ def test_what_no_verifier_can_find_is_on_the_page(name: str, small: Path, tmp_pa
     forge(folder)
     assert not found(folder)
     assert named in (repository / "docs/publishing.md").read_text()
+
+
+@pytest.mark.parametrize("value", [1.0, 2.0])
+def test_an_earlier_default_of_an_option_is_no_forgery_and_any_other_value_is(value: float, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(REAL.with_name("amd-epyc-zen3-context"), tmp_path / "published"))
+    method = folder / "records/native/smollm2_135m_shipped/suffix_p_eagle"
+
+    def changed(record: dict[str, Any]) -> dict[str, Any]:
+        cell = record["cell"]
+        return record | {"cell": cell | {"options": cell["options"] | {"max_spec_factor": value}}}
+
+    rewrite(method, lambda records: [changed(record) for record in records])
+    assert any("option max_spec_factor" in what for what in found(folder)) == (value == 2.0)

@@ -316,6 +316,8 @@ class Drafter(ABC):
     """Another engine -> how it runs the method. Not inherited; a head of the same name has this in its recipe."""
     paper: ClassVar[PaperRound | None] = None
     """A round as the literature runs it, for figures that are judged or predicted unmeasured. Not inherited."""
+    former_defaults: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    """Option -> defaults that it had before: records of that time are no contradiction to a study that leaves it out."""
     aux_layers: tuple[int, ...] = ()
     """The layers whose hidden states it reads as `Verdict.aux_hidden_states`, rising: j is the state after j layers."""
 

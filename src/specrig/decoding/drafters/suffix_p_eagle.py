@@ -19,9 +19,9 @@ occurred once: `Curie` has the chance 1/4 · 1 / 1.5.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import exp, log
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -57,6 +57,7 @@ class SuffixPEagle(SuffixHybrid):
     summary = "suffix decoding where the text repeats itself, else a P-EAGLE head (2411.04975, 2602.01469)"
     family = "one pass"
     needs = ("p_eagle",)
+    former_defaults: ClassVar[Mapping[str, tuple[Any, ...]]] = {"max_spec_factor": (1.0,)}
     drafter = PEagle
 
     class Options(SuffixHybrid.Options):

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 
 from specrig.cell import Cell
+from specrig.decoding.drafters import registry as methods
 from specrig.measurement.blocks import is_lossless, seed_of
 from specrig.measurement.records import Record, Run
 from specrig.study.study import Study
@@ -16,12 +17,23 @@ MOST_GAP_S, MOST_GAP = 0.02, 0.1
 """What a generation may take beside its passes: seconds, and a part of the whole. Pauses of the machine come on top."""
 
 
+def _was_default(cell: Cell, name: str, value: object) -> bool:
+    """Whether an option of the study's cell has the method's default, and a record's `value` is an earlier default."""
+    method = methods()[cell.method]
+    own = method.Options.model_fields[name].default
+    return bool(cell.options[name] == own) and value in method.former_defaults.get(name, ())
+
+
 def contradictions(record: Record, study: Study, cell: Cell | None) -> Iterator[str]:
     """What `record` says that cannot be. cell: the study's own cell of that name; None: the study has none."""
     if cell is None:
         yield "study.json has no such cell"
         return
-    changed = [name for name, value in record.cell.options.items() if cell.options.get(name, value) != value]
+    changed = [
+        name
+        for name, value in record.cell.options.items()
+        if cell.options.get(name, value) != value and not _was_default(cell, name, value)
+    ]
     if changed:
         yield f"option {changed[0]} = {record.cell.options[changed[0]]}, in study.json {cell.options[changed[0]]}"
     elif record.lossless != (record.simulated_acceptance is None and is_lossless(cell)):
