@@ -47,7 +47,7 @@ from specrig.planning.estimate import (
 )
 from specrig.provenance.digests import code_digest
 from specrig.study.overlap import prompts_in_both
-from specrig.study.study import Study
+from specrig.study.study import FOR_READERS, Study
 from specrig.study.traffic import Point
 from specrig.tasks.variants import variant_of
 from specrig.training import shared_shards
@@ -55,8 +55,6 @@ from specrig.training.stages import CHECKPOINT, FILES, JOINT, STAGES, TEXT
 
 TRAFFIC_SWEEP = "specrig.measurement.traffic.sweep"
 """The module that measures under load."""
-FOR_READERS = {"notes", "licence"}
-"""Columns of tables that decide no result."""
 
 
 class Wildcards(Protocol):

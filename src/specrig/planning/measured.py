@@ -108,8 +108,8 @@ def _has_row(study: Path, pair: Pair) -> bool:
 def cells_measured(study: Study) -> int:
     """How many cells of a study have records of every replicate, made with its settings.
 
-    Only names, indexes and the settings and task rows of the last run are looked at, which takes no time. So a run may measure more
-    than the other cells: those whose code, models or prompts have changed.
+    Only names, indexes and the settings and task rows of the last run are looked at, which takes no time. So a run may
+    measure more than the other cells: those whose code, models or prompts have changed.
     """
     try:
         last = load_study(study.root / "study.json")

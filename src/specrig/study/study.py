@@ -21,7 +21,9 @@ from specrig.tasks.variants import variant_of
 
 JOB_KEYS = ("seed", "prompts", "max_new_tokens", "warmup", "repeats", "device", "threads")
 """Keys of a study that decide what a measuring job measures."""
-NOT_MEASURED = {"notes", "licence", "scorer", "reference_field", "reference_template"}
+FOR_READERS = {"notes", "licence"}
+"""Columns of tables that decide no result."""
+NOT_MEASURED = {*FOR_READERS, "scorer", "reference_field", "reference_template"}
 """Columns of `tasks.tsv` that no measuring job reads."""
 
 
