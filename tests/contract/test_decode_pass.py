@@ -107,7 +107,7 @@ def model(make: Callable[[], Any], way: Any, dtype: torch.dtype = torch.float32)
 
 def outputs(model: LlamaModel) -> list[torch.Tensor]:
     """Logits, hidden states and streams: of two rows of different length, of trees, after the kept paths; of a chain;
-    of a prompt.
+    of a prompt; of trees, and of a chain, behind contexts of one length.
     """
     model.aux_layers = (0, 2)
     model.start(2, 128)
@@ -122,6 +122,10 @@ def outputs(model: LlamaModel) -> list[torch.Tensor]:
     model.start(2, 256)  # rows behind longer contexts, one of them far behind the other
     found.append(model.catch_up([[place % 60 for place in range(130)], list(range(12))], [False, False]))
     found += model.forward(torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]]), parents=[[-1, -1, 0, 1], [-1, 0, 0, 2]])
+    model.start(2, 128)
+    found.append(model.catch_up([list(range(11)), list(range(20, 31))], [False, False]))
+    found += model.forward(torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]]), parents=[[-1, -1, 0, 1], [-1, 0, 0, 2]])
+    found += model.forward(torch.tensor([[1, 2, 3], [5, 6, 7]]), last=[range(1, 3)] * 2)
     return found
 
 
@@ -446,6 +450,23 @@ def test_the_highest_of_equals_is_the_first(dtype: torch.dtype, V: int) -> None:
     logits[0, 0] = -torch.inf
     assert compiled.argmax(logits).tolist() == logits.float().numpy().argmax(-1).tolist()
     assert compiled.argmax(logits[:, :1]).shape == (3, 1)
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_pass_names_the_highest_of_its_logits(dtype: torch.dtype) -> None:
+    """Also where the last tokens are no text; where torch computes, it names none."""
+    decoded = model(MODELS["grouped heads"], "always", dtype)
+    decoded.start(2, 128)
+    decoded.catch_up([list(range(11)), [3, 4, 5]], [False, False])
+    tokens, parents = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]]), [[-1, -1, 0, 1], [-1, 0, 0, 2]]
+    logits, _ = decoded.forward(tokens, parents=parents)
+    assert decoded.choices is not None and torch.equal(decoded.choices, compiled.argmax(logits))
+    decoded.vocab_size = limit = int(decoded.choices.max())  # without the highest token that was chosen
+    fewer, _ = decoded.forward(tokens, parents=parents)
+    assert fewer.shape[-1] == limit and torch.equal(decoded.choices, compiled.argmax(logits[..., :limit]))
+    decoded.catch_up([[*range(11), *range(40, 45)] * 8, [3, 4, 5, 6]], [False, False])
+    assert decoded.choices is None, "a pass of many tokens runs in torch"
 
 
 def best_first(

@@ -92,7 +92,14 @@ def generate(
 
         # Verify. One pass over the last token and the draft: logits [B, n + 1, V], hidden [B, n + 1, D].
         logits, hidden = target.forward(_with_root(context, draft), parents=_with_root_parents(draft))
-        verdict = verify(draft, logits, sampler, active=active, typical=typical, block=block, simulated=simulated)
+        verdict = verify(
+            *(draft, logits, sampler),
+            active=active,
+            typical=typical,
+            block=block,
+            simulated=simulated,
+            choices=target.choices,
+        )
         verdict.logits, verdict.hidden, verdict.aux_hidden_states = logits, hidden, target.aux_hidden_states
         # Keep the last token (index 0) and the accepted nodes (node i is index i + 1). The added token is not run yet.
         paths = zip(verdict.paths, active, strict=True)
@@ -158,8 +165,11 @@ def _check(target: CachedModel, prompts: Sequence[Sequence[int]], max_new_tokens
 
 def _with_root(context: Context, draft: Draft) -> torch.Tensor:
     """The tokens of a target pass `[B, n + 1]`: the last token (the root), then the draft."""
-    root = on_device([[tokens[-1]] for tokens in context.tokens], draft.tokens.device)
-    return torch.cat((root, draft.tokens), 1) if draft.tokens.shape[1] else root
+    device, roots = draft.tokens.device, [tokens[-1] for tokens in context.tokens]
+    if draft.rows is not None:
+        return on_device([[root, *row] for root, row in zip(roots, draft.rows, strict=True)], device)
+    first = on_device(roots, device).unsqueeze(1)
+    return torch.cat((first, draft.tokens), 1) if draft.tokens.shape[1] else first
 
 
 def _with_root_parents(draft: Draft) -> Parents | None:

@@ -69,6 +69,7 @@ class Draft:
     probs: None for deterministic candidates (the draft distribution is one-hot); else `[B, m, V]`, where `probs[:, j]`
         is the distribution that the children of node j - 1 were drawn from (j = 0: children of the root). For a chain
         that is the distribution that token j was drawn from. Siblings are drawn WITHOUT replacement, in node order.
+    rows: the tokens as lists, where the host has made them; None: `tokens` alone has them.
     vocabulary: None where the last axis of `probs` is the target's vocabulary; else `[Vd]` int64, the target's token id
         of each entry; all other tokens have probability 0. (`tokens` are always the target's ids.)
     lengths: None if every row offers all its nodes; else how many nodes each row offers, from the first. Nodes behind
@@ -85,6 +86,7 @@ class Draft:
     probes: int = 0
     width: int | None = None
     vocabulary: Tensor | None = None
+    rows: list[list[int]] | None = None
 
     @property
     def offered(self) -> list[int]:
@@ -141,14 +143,21 @@ class Context:
         return len(self.tokens)
 
 
+def chain_draft(rows: Sequence[Sequence[int]], device: Any, **known: Any) -> Draft:
+    """A draft of chains that the host knows: each row's tokens. known: other fields of the Draft."""
+    from specrig.runtime.device import on_device
+
+    lengths = [len(row) for row in rows]
+    n = max(lengths)
+    filled = [[*row, *[0] * (n - len(row))] for row in rows]
+    return Draft(on_device(filled, device).view(len(rows), n), lengths=lengths, rows=filled, **known)
+
+
 def tree_draft(trees: Sequence[tuple[list[int], list[int]]], device: Any, **known: Any) -> Draft:
     """A draft of trees that the host knows: each row's tokens and parents. known: other fields of the Draft."""
-    from specrig.runtime.device import padded
-
-    lengths = [len(tokens) for tokens, _ in trees]
-    n = max(lengths)
+    n = max(len(tokens) for tokens, _ in trees)
     parents = [own + [-1] * (n - len(own)) for _, own in trees] if n else None
-    return Draft(padded([tokens for tokens, _ in trees], n, device), parents, lengths=lengths, **known)
+    return chain_draft([tokens for tokens, _ in trees], device, parents=parents, **known)
 
 
 def empty_draft(context: Context) -> Draft:

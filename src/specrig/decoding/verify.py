@@ -43,34 +43,35 @@ def verify(
     typical: Criterion | None = None,
     block: bool = False,
     simulated: SimulatedAcceptance | None = None,
+    choices: Tensor | None = None,
 ) -> Verdict:
     """Judge `draft` by the target's `logits` `[B, n + 1, V]` (position 0 is the root, position i + 1 node i).
 
     Above temperature 0 `typical` replaces rejection sampling by that lossy rule, `block` by block verification of
     chains and traversal verification of trees. `simulated` replaces the outcome, after all the work of judging, by a
-    declared acceptance. Rows that are not `active` use no random numbers. Returns a Verdict without logits and hidden
+    declared acceptance. `choices` `[B, n + 1]`: the most likely tokens by these logits, where they are known. Rows that are not `active` use no random numbers. Returns a Verdict without logits and hidden
     states.
     """
     active = [True] * len(logits) if active is None else list(active)
     if block and draft.parents is not None and typical is None and not sampler.greedy:
         verdict = verify_traversal(draft, logits, sampler, active)
     elif draft.parents is not None or (typical is not None and not sampler.greedy):
-        verdict = verify_tree(draft, logits, sampler, active, typical)
+        verdict = verify_tree(draft, logits, sampler, active, typical, choices)
     elif sampler.greedy:
-        verdict = _chain_greedy(draft, logits)
+        verdict = _chain_greedy(draft, argmax(logits) if choices is None else choices)
     else:
         verdict = _chain_sampled(draft, logits, sampler, active, block)
     return verdict if simulated is None else simulated(verdict, draft, active)
 
 
-def _chain_greedy(draft: Draft, logits: Tensor) -> Verdict:
-    """Temperature 0: the longest prefix of each row's chain that equals the target's own choices."""
+def _chain_greedy(draft: Draft, choices: Tensor) -> Verdict:
+    """Temperature 0: the longest prefix of each row's chain that equals the target's own choices `[B, n + 1]`."""
     # One transfer to the host a round: everything else is list work on a few integers.
-    rows = torch.cat((argmax(logits), draft.tokens), 1).tolist()
-    n = draft.tokens.shape[1]
+    m = choices.shape[1]
+    rows = torch.cat((choices, draft.tokens), 1).tolist() if draft.rows is None else choices.tolist()
     verdict = Verdict([], [], [], [])
-    for row, length in zip(rows, draft.offered, strict=True):
-        chosen, drafted = row[: n + 1], row[n + 1 :]
+    for index, (row, length) in enumerate(zip(rows, draft.offered, strict=True)):
+        chosen, drafted = row[:m], row[m:] if draft.rows is None else draft.rows[index]
         accepted = 0
         while accepted < length and drafted[accepted] == chosen[accepted]:
             accepted += 1

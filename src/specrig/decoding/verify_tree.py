@@ -41,16 +41,18 @@ def verify_tree(
     sampler: Sampler,
     active: Sequence[bool],
     typical: Criterion | None,
+    choices: Tensor | None = None,
 ) -> Verdict:
     """Walk each row's tree from the root: accept a child where the rule says so, add a token of the target's own where
     the path ends.
 
-    logits: `[B, n + 1, V]`, the target's at the root and every node. Above temperature 0 an active row takes one
+    logits: `[B, n + 1, V]`, the target's at the root and every node; choices: the most likely tokens by these, where
+    they are known. Above temperature 0 an active row takes one
     uniform for each node that it offers, to judge the node by, and one for the token at the end. The draft is only
     read; the Verdict holds its tokens and parents for the host.
     """
     if sampler.greedy:
-        return _greedy(draft, logits)
+        return _greedy(draft, argmax(logits) if choices is None else choices)
     draft, p, uniforms = prepared(draft, logits, sampler, active)
     if typical is not None:
         return _typical(draft, p, uniforms, typical)
@@ -77,7 +79,8 @@ def read_rows(draft: Draft, *parts: Tensor) -> list[Row]:
     grown = [draft.parents] if isinstance(draft.parents, Tensor) else []  # a tree that only the device knows so far
     sent = (draft.tokens, *grown, *parts)
     if on_host(draft.tokens.device):
-        received = [[*itertools.chain(*row)] for row in zip(*(part.tolist() for part in sent), strict=True)]
+        lists = [draft.tokens.tolist() if draft.rows is None else draft.rows, *(part.tolist() for part in sent[1:])]
+        received = [[*itertools.chain(*row)] for row in zip(*lists, strict=True)]
     else:  # doubles hold every token id
         received = torch.cat([part.double() for part in sent] if parts else sent, 1).tolist()
     rows = []
@@ -129,10 +132,10 @@ def _first(children: Children, accepted: Test) -> list[int]:
     return path
 
 
-def _greedy(draft: Draft, logits: Tensor) -> Verdict:
-    """Temperature 0: a child is accepted where its token is the target's most likely one at its parent."""
+def _greedy(draft: Draft, choices: Tensor) -> Verdict:
+    """Temperature 0: a child is accepted where its token is the target's choice at its parent. choices: `[B, n + 1]`."""
     verdict = empty_verdict(draft)
-    for row in read_rows(draft, argmax(logits)):
+    for row in read_rows(draft, choices):
         chosen = [int(token) for token in row.values]  # by slot
         path = _first(row.children, lambda node, child: row.tokens[child] == chosen[node + 1])  # noqa: B023 - used at once
         add_row(verdict, row, path, chosen[path[-1] + 1 if path else 0], None)

@@ -22,7 +22,7 @@ from specrig.heads.markov import MarkovBias
 from specrig.runtime import compiled
 from specrig.runtime.attention import FULL
 from specrig.runtime.decode_pass import compile_passes, round_weights
-from specrig.runtime.device import on_device, padded
+from specrig.runtime.device import on_device, on_host, padded
 from specrig.runtime.linear import Float32Linear, Linear
 from specrig.runtime.llama_model import LlamaModel
 from specrig.runtime.model import CachedModel
@@ -191,7 +191,13 @@ class DraftHead(Checkpoint, LlamaModel):
         self._ran = False
         self._counts = [len(row) for row in positions]
         if len(positions) == 1:
-            self._features = features.index_select(1, on_device(positions[0], self.device))
+            own, count = positions[0], len(positions[0])
+            if own[-1] - own[0] < count and on_host(
+                self.device
+            ):  # on a GPU the next pass may overwrite what it returned
+                self._features = features[:, own[0] : own[0] + count]
+            else:
+                self._features = features.index_select(1, on_device(own, self.device))
             return
         index = padded(positions, max(self._counts), self.device)
         self._features = features[torch.arange(len(positions), device=self.device).unsqueeze(1), index]

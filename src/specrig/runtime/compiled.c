@@ -81,8 +81,11 @@ typedef struct {
     Layer *layer;
     /* of one pass */
     int64_t B, n, end, S, mask_rows, outputs, aux_width; /* mask_rows: B or 1 */
-    const uint8_t *const *masks; /* of each pattern [mask_rows, n, end]: which slots a token sees; null: all */
+    const uint8_t **masks; /* of each pattern [mask_rows, n, end]: which slots a token sees; null: all */
     const int64_t *tokens, *positions, *slots; /* [B * n] */
+    /* Without positions, slots and masks: all rows' tokens stand behind contexts of one length, end - n, and see them, themselves and
+     * their ancestors. parents: [B * n], of each token among those of its row, before it; -1: the context. Null: a chain. */
+    const int64_t *parents;
     const int64_t *rows; /* [outputs]: the tokens whose logits are computed */
     /* Of a head that follows another model: the hidden states before its layer, and what its attention reads. Null for
      * a model: it begins with embeddings, and attention reads the normed hidden states. With two norms, attention reads
@@ -91,6 +94,7 @@ typedef struct {
     const void *input, *reads, *embedding_norm, *input_norm, *fc; /* [B * n, D or F], [B * n, R], [D], [D] */
     int64_t R, F;
     void *hidden, *logits; /* [B * n, D] after the final norm, a head's before it; [outputs, V] */
+    int64_t *choices, words; /* [outputs]: of the first `words` tokens the one with the highest logit; null: not needed */
     float *scratch;
 } Pass;
 
@@ -834,7 +838,8 @@ static inline int64_t own(int64_t rows, const Pass *p) { /* floats of each threa
     return rows * widest(p) + (1 + 2 * MATRIX_QUERIES) * p->d + MATRIX_QUERIES + MATRIX_QUERIES * slots_of(p) + slots_of(p) / 4;
 }
 
-int64_t scratch_floats(const Pass *p) { return shared(p->B * p->n, p) + own(p->B * p->n, p) * p->threads; }
+/* Room for the mask of a pass that is laid out here stands last. */
+int64_t scratch_floats(const Pass *p) { return shared(p->B * p->n, p) + own(p->B * p->n, p) * p->threads + (p->B * p->n * p->S + 3) / 4; }
 
 /* A thread's share of `count` pieces. */
 #define SHARE(count) int64_t from = (count) * t / T, to = (count) * (t + 1) / T;
@@ -884,6 +889,36 @@ INLINE void attention(void *attended, float *qkv, const Layer *layer, const Pass
         attention(attended, qkv, layer, p, scratch, t, T, kind); \
     }
 ATTENTION(float32, WHOLE) ATTENTION(bfloat16, OF_BF16)
+
+/* The highest number so far in each place of a vector, and where it stood. */
+typedef struct { vec most; lanes place; } Highest;
+INLINE Highest highest_of_none(void) { return (Highest){(vec){0} - INFINITY, (lanes){0}}; }
+
+/* With the W numbers y that begin at place `at`. */
+INLINE Highest highest_with(Highest so_far, vec y, int64_t at) {
+    lanes place = {0}, higher = y > so_far.most;
+    EACH(i, W) place[i] = i;
+    return (Highest){choose(higher, y, so_far.most), ((place + (int32_t)at) & higher) | (so_far.place & ~higher)};
+}
+
+/* The highest of all, of equals the first; its place in `place`, which stays as it is where all are -infinity. */
+INLINE float first_highest(Highest found, int64_t *place) {
+    float highest = -INFINITY;
+    EACH(i, W) if (found.most[i] > highest || (found.most[i] == highest && highest > -INFINITY && found.place[i] < *place)) {
+        highest = found.most[i];
+        *place = found.place[i];
+    }
+    return highest;
+}
+
+/* W numbers of the row of V that begins at `row`, from its place `at` on; -infinity behind its end. */
+INLINE vec load_row(const void *from, int64_t row, int64_t V, int64_t at, int bf16) {
+    if (V - at >= W) return load(from, row + at, bf16);
+    uint32_t last[W];
+    for (int64_t i = 0; i < W; i++)
+        last[i] = at + i >= V ? 0xff800000 : bf16 ? (uint32_t)((const uint16_t *)from)[row + at + i] << 16 : ((const uint32_t *)from)[row + at + i];
+    return *(const vec *)last;
+}
 
 /* weights: how those of products lie; all else is of `kind`. */
 INLINE void run(const Pass *p, int t, int T, int kind, int weights) {
@@ -940,16 +975,62 @@ INLINE void run(const Pass *p, int t, int T, int kind, int weights) {
     }
     { SHARE(rows) for (int64_t r = from; r < to; r++) rms_norm(p->hidden, r * D, x + r * D, p->input ? 0 : p->norm, D, p->eps, bf16, bf16); }
     for (int64_t i = 0; i < p->outputs; i++) rms_norm(input, i * D, x + p->rows[i] * D, p->norm, D, p->eps, bf16, inputs);
-    { SHARE((p->V + W - 1) / W) product(p->logits, input, p->outputs, p->head, 0, D, p->V, from, to, 0, bf16, weights); }
+    SHARE((p->V + W - 1) / W)
+    product(p->logits, input, p->outputs, p->head, 0, D, p->V, from, to, 0, bf16, weights);
+    if (!p->choices) return;
+    /* Each thread's highest of its own columns, which still lie in its cache; then the highest of all. */
+    typedef struct { float most; int32_t place; } Best;
+    Best *const best = (Best *)turned; /* a pass has few rows, so they fit */
+    for (int64_t i = 0; i < p->outputs; i++) {
+        Highest found = highest_of_none();
+        for (int64_t at = from * W; at < to * W && at < p->words; at += W) found = highest_with(found, load_row(p->logits, i * p->V, p->words, at, bf16), at);
+        int64_t place = 0;
+        best[i].most = first_highest(found, &place);
+        best[i].place = place;
+    }
+    #pragma omp barrier
+    if (!t) for (int64_t i = 0; i < p->outputs; i++) {
+        Best first = best[i];
+        for (int64_t other = 1; other < T; other++) {
+            const Best its = ((Best *)(turned + own(rows, p) * other))[i];
+            if (its.most > first.most) first = its;
+        }
+        p->choices[i] = first.place;
+    }
 }
 
 static void run_float32(const Pass *p, int t, int T) { run(p, t, T, WHOLE, WHOLE); }
 static void run_bfloat16(const Pass *p, int t, int T) { run(p, t, T, OF_BF16, OF_BF16); }
 static void run_eight_bits(const Pass *p, int t, int T) { run(p, t, T, OF_BF16, OF_EIGHT); }
 
-void forward(const Pass *p) {
-    #pragma omp parallel num_threads(p->threads)
-    (p->eight_bits ? run_eight_bits : p->bf16 ? run_bfloat16 : run_float32)(p, omp_get_thread_num(), omp_get_num_threads());
+/* Positions and slots [B * n] and the mask of a pass that has none: see `parents`. */
+static void lay_out(Pass *p, int64_t *positions, int64_t *slots) {
+    const int64_t n = p->n, start = p->end - n, rows = p->parents ? p->B : 1;
+    uint8_t *const mask = (uint8_t *)(p->scratch + shared(p->B * n, p) + own(p->B * n, p) * p->threads);
+    for (int64_t b = 0; b < p->B; b++) for (int64_t i = 0; i < n; i++) {
+        const int64_t r = b * n + i, parent = p->parents ? p->parents[r] : i - 1;
+        slots[r] = start + i;
+        positions[r] = parent < 0 ? start : positions[b * n + parent] + 1;
+        if (b >= rows) continue;
+        uint8_t *const seen = mask + r * p->end;
+        if (parent < 0) {
+            memset(seen, 1, start);
+            memset(seen + start, 0, n);
+        } else memcpy(seen, mask + (b * n + parent) * p->end, p->end);
+        seen[start + i] = 1;
+    }
+    for (int64_t l = 0; l < p->layers; l++) p->masks[p->layer[l].pattern] = n > 1 ? mask : 0;
+    p->positions = positions;
+    p->slots = slots;
+    p->mask_rows = rows;
+}
+
+void forward(const Pass *given) {
+    Pass p = *given;
+    int64_t positions[PASS_TOKENS], slots[PASS_TOKENS];
+    if (!p.positions) lay_out(&p, positions, slots);
+    #pragma omp parallel num_threads(p.threads)
+    (p.eight_bits ? run_eight_bits : p.bf16 ? run_bfloat16 : run_float32)(&p, omp_get_thread_num(), omp_get_num_threads());
 }
 
 /* y [rows, out] = x [rows, in] weight [out, in]^T + bias, y of the weight's type, x of `input_bytes` for a bfloat16 weight, else float32.
@@ -977,42 +1058,12 @@ void keep_path(char *entries, int64_t layers, int64_t B, int64_t heads, int64_t 
         }
 }
 
-/* The highest number so far in each place of a vector, and where it stood. */
-typedef struct { vec most; lanes place; } Highest;
-INLINE Highest highest_of_none(void) { return (Highest){(vec){0} - INFINITY, (lanes){0}}; }
-
-/* With the W numbers y that begin at place `at`. */
-INLINE Highest highest_with(Highest so_far, vec y, int64_t at) {
-    lanes place = {0}, higher = y > so_far.most;
-    EACH(i, W) place[i] = i;
-    return (Highest){choose(higher, y, so_far.most), ((place + (int32_t)at) & higher) | (so_far.place & ~higher)};
-}
-
-/* The highest of all, of equals the first; its place in `place`, which stays as it is where all are -infinity. */
-INLINE float first_highest(Highest found, int64_t *place) {
-    float highest = -INFINITY;
-    EACH(i, W) if (found.most[i] > highest || (found.most[i] == highest && highest > -INFINITY && found.place[i] < *place)) {
-        highest = found.most[i];
-        *place = found.place[i];
-    }
-    return highest;
-}
-
-/* W numbers of a row of V, from its place `at` on; -infinity behind its end. */
-INLINE vec load_row(const void *from, int64_t row, int64_t V, int64_t at, int bf16) {
-    if (V - at >= W) return load(from, row * V + at, bf16);
-    uint32_t last[W];
-    for (int64_t i = 0; i < W; i++)
-        last[i] = at + i >= V ? 0xff800000 : bf16 ? (uint32_t)((const uint16_t *)from)[row * V + at + i] << 16 : ((const uint32_t *)from)[row * V + at + i];
-    return *(const vec *)last;
-}
-
 /* Of each row of logits [rows, V] the place of the highest; of equals the first. */
 void argmax(int64_t *out, const void *logits, int64_t rows, int64_t V, int bf16, int threads) {
     #pragma omp parallel for num_threads(threads)
     for (int64_t r = 0; r < rows; r++) {
         Highest found = highest_of_none();
-        for (int64_t c = 0; c < V; c += W) found = highest_with(found, load_row(logits, r, V, c, bf16), c);
+        for (int64_t c = 0; c < V; c += W) found = highest_with(found, load_row(logits, r * V, V, c, bf16), c);
         out[r] = 0;
         first_highest(found, out + r);
     }
@@ -1038,7 +1089,7 @@ INLINE int64_t highest_few(float *best, int64_t *indices, const void *x, int64_t
     int64_t known = 0;
     vec least = (vec){0} - INFINITY; /* of the k so far */
     for (int64_t block = from; block < to; block += W) {
-        const vec y = load_row(x, row, V, block, bf16);
+        const vec y = load_row(x, row * V, V, block, bf16);
         if (known == k && !any_above(y, least)) continue;
         for (int64_t i = 0; i < W && block + i < V; i++) {
             if (known == k && !(y[i] > best[k - 1])) continue;
@@ -1077,7 +1128,7 @@ void softmax(float *probs, const void *logits, int64_t rows, int64_t V, float sc
             const int64_t row = item / SPANS, span = item % SPANS;
             vec most = (vec){0} - INFINITY;
             for (int64_t block = blocks * span / SPANS; block < blocks * (span + 1) / SPANS; block++) {
-                const vec y = load_row(logits, row, V, block * W, bf16);
+                const vec y = load_row(logits, row * V, V, block * W, bf16);
                 most = choose(y > most, y, most);
             }
             highest[item] = -INFINITY;
@@ -1091,7 +1142,7 @@ void softmax(float *probs, const void *logits, int64_t rows, int64_t V, float sc
             vec mass = {0};
             for (int64_t block = blocks * span / SPANS; block < blocks * (span + 1) / SPANS; block++) {
                 const int64_t at = row * V + block * W, there = V - block * W;
-                const vec y = exponential((load_row(logits, row, V, block * W, bf16) - top) * scale);
+                const vec y = exponential((load_row(logits, row * V, V, block * W, bf16) - top) * scale);
                 mass += y;
                 if (there < W) memcpy(probs + at, &y, there * 4);
                 else store(probs, at, y, 0);

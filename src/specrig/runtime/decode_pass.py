@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from ctypes import POINTER, Structure, addressof, byref, c_double, c_int64, c_void_p
+from itertools import chain
 from math import inf
 from time import perf_counter
 from typing import Any
@@ -31,7 +32,7 @@ from specrig.runtime.compiled import (
 from specrig.runtime.device import Positions, spans
 from specrig.runtime.linear import Linear, kernel_choice
 from specrig.runtime.llama_model import LlamaModel
-from specrig.runtime.model import CachedModel, Step
+from specrig.runtime.model import CachedModel, LevelStep, Step
 
 MAX_WEIGHT_BYTES = 1 << 30
 """Bytes of weights up to which a model gets compiled passes: its weights are then held twice, the second time in a
@@ -67,9 +68,11 @@ class _Pass(Structure):
         *_pointers("embedding norm head cos sin"),
         ("layer", POINTER(_Layer)),
         *_integers("B n end S mask_rows outputs aux_width"),
-        *_pointers("masks tokens positions slots rows input reads embedding_norm input_norm fc"),
+        *_pointers("masks tokens positions slots parents rows input reads embedding_norm input_norm fc"),
         *_integers("R F"),
-        *_pointers("hidden logits scratch"),
+        *_pointers("hidden logits choices"),
+        *_integers("words"),
+        *_pointers("scratch"),
     ]
 
 
@@ -239,17 +242,15 @@ class DecodePass:
         self.args.V, self.args.head = head.outputs, _at(self.blocks[-1])
 
     def __call__(
-        self, tokens: Tensor, step: Step, last: Positions | None, features: Tensor | None = None
+        self, tokens: Tensor, step: Step | LevelStep, last: Positions | None, features: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """As `CachedModel._run`."""
         model, args = self.model, self.args
         B, n = tokens.shape
         if self._bound[0] is not model.cache or self._bound[1] is not model.cos:
             self._bind()
-        positions, slots = self._indices(step.positions, B, n), self._indices(step.slots, B, n)
-        tokens = tokens.contiguous()
-        rows, m = self._outputs(B, n, last)
-        masks = self._masks(step)
+        tokens, (rows, m) = tokens.contiguous(), self._outputs(B, n, last)
+        laid_out = self._lay_out(step, B, n)
         hidden = torch.empty((B, n, args.D), dtype=model.dtype)
         logits = torch.empty((B, m, args.V), dtype=model.dtype)
         aux = self._aux_hidden_states(B, n)
@@ -261,13 +262,17 @@ class DecodePass:
         args.input, args.reads = _at(inputs), _at(reads)
         # Features of the head's own are as wide as its layers; only the target's states need `fc`.
         args.fc = None if inputs is None or inputs.shape[-1] == args.D else _at(self.fc)
-        args.tokens, args.positions, args.slots = tokens.data_ptr(), positions.data_ptr(), slots.data_ptr()
-        args.rows, args.hidden, args.logits = rows.data_ptr(), hidden.data_ptr(), logits.data_ptr()
+        choices = None
+        if inputs is None and model.drafted is None:
+            choices, args.words = torch.empty((B, m), dtype=torch.long), model.vocab_size
+        args.tokens, args.rows = tokens.data_ptr(), rows.data_ptr()
+        args.hidden, args.logits, args.choices = hidden.data_ptr(), logits.data_ptr(), _at(choices)
         if (needed := self.library.scratch_floats(byref(args))) > len(self.scratch):
             self.scratch = torch.empty(needed, dtype=torch.float32)
             args.scratch = self.scratch.data_ptr()
         self.library.forward(byref(args))
-        del masks, inputs, reads  # the call has read them until here
+        del laid_out, inputs, reads  # the call has read them until here
+        model.choices = choices
         if aux is not None:
             model.aux_hidden_states = aux
         return logits, hidden
@@ -284,6 +289,18 @@ class DecodePass:
             args.cos, args.sin = (table.data_ptr() for table in self._tables)
         self._bound = model.cache, model.cos
         self._numbers = torch.arange(max(model.cache.slots, MAX_TOKENS * model.cache.batch_size))
+
+    def _lay_out(self, step: Step | LevelStep, B: int, n: int) -> list[Any]:
+        """Set what each token sees and where it stands; returns what must live as long as the pass."""
+        args = self.args
+        if isinstance(step, LevelStep):
+            parents = None if step.parents is None else (c_int64 * (B * n))(*chain.from_iterable(step.parents))
+            args.positions = args.slots = None
+            args.parents = None if parents is None else addressof(parents)
+            return [parents]
+        positions, slots = self._indices(step.positions, B, n), self._indices(step.slots, B, n)
+        args.positions, args.slots = positions.data_ptr(), slots.data_ptr()
+        return [positions, slots, *self._masks(step)]
 
     def _indices(self, index: Tensor | slice, B: int, n: int) -> Tensor:
         """Positions or slots as int64 `[B, n]`."""

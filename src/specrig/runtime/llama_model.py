@@ -14,8 +14,9 @@ from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 from specrig.runtime.compiled import MAX_TOKENS
 from specrig.runtime.device import Positions, in_each
 from specrig.runtime.linear import Linear
-from specrig.runtime.model import CachedModel, Step
+from specrig.runtime.model import CachedModel, LevelStep, Step
 from specrig.runtime.pointwise import Arithmetic, fused, rotate, swiglu
+from specrig.runtime.types import Parents
 
 MAX_GROUPED = 64
 """Most tokens a row for which attention on a processor lays out grouped heads as queries, with a mask for each."""
@@ -84,7 +85,7 @@ class CompiledPass(Protocol):
     """Passes of a few tokens in compiled code (`decode_pass.DecodePass`)."""
 
     def __call__(
-        self, tokens: Tensor, step: Step, last: Positions | None, features: Tensor | None
+        self, tokens: Tensor, step: Step | LevelStep, last: Positions | None, features: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """As `CachedModel._run`."""
 
@@ -219,11 +220,31 @@ class LlamaModel(CachedModel):
         gate_up = block.gate_up(F.rms_norm(x, (D,), block.norm_2, self.eps))
         return block.down.add_to(x, view.swiglu(gate_up))
 
+    def _pass(
+        self, tokens: Tensor, parents: Parents | None, features: Tensor | None, last: Positions | None
+    ) -> tuple[Tensor, Tensor]:
+        compiled, end = self._compiled_for(tokens), self.lengths[0] + tokens.shape[1]
+        if (
+            compiled is None
+            or isinstance(parents, Tensor)
+            or not (self.sees_ancestors and self.cache.aligned)
+            or any(pattern.hides_any(end) for pattern in self.patterns)
+        ):
+            return super()._pass(tokens, parents, features, last)
+        self._check_room(end)
+        logits, hidden = compiled(tokens, LevelStep(end, parents), last, features)
+        return self._full_logits(logits), hidden
+
+    def _compiled_for(self, tokens: Tensor) -> CompiledPass | None:
+        """What runs a pass of these tokens; None: torch does."""
+        return None if self.cache.scattered or tokens.numel() > MAX_TOKENS else self.compiled
+
     def _run(
         self, tokens: Tensor, step: Step, features: Tensor | None, last: Positions | None
     ) -> tuple[Tensor, Tensor]:
-        if self.compiled is not None and not step.fixed and not self.cache.scattered and tokens.numel() <= MAX_TOKENS:
-            logits, hidden = self.compiled(tokens, step, last, features)
+        compiled = None if step.fixed else self._compiled_for(tokens)
+        if compiled is not None:
+            logits, hidden = compiled(tokens, step, last, features)
             return self._full_logits(logits), hidden
         hidden = self._hidden(tokens, step, features)
         return self._logits(hidden if last is None else in_each(hidden, last)), hidden

@@ -51,6 +51,17 @@ class Step:
     first: bool = False
 
 
+@dataclass(slots=True)
+class LevelStep:
+    """A forward pass behind contexts of one length, of which no pattern hides a slot: compiled code lays it out itself.
+
+    end: slots that it reads, its own included. parents: those of `CachedModel.forward`, on the host.
+    """
+
+    end: int
+    parents: Sequence[Sequence[int]] | None
+
+
 class CachedModel(ABC):
     """A decoder-only model with its cache and a stopwatch over its bare forward passes.
 
@@ -63,6 +74,10 @@ class CachedModel(ABC):
     """Whether its passes can be recorded: nothing in them may run on the host or depend on it."""
     consecutive: ClassVar[bool] = False
     """Whether a pass's tokens stand one after another, whatever they see of each other."""
+    sees_ancestors: bool = True
+    """Whether a pass's tokens see the context, their ancestors and themselves, and nothing else."""
+    choices: Tensor | None = None
+    """Of the last pass, `[B, n]` int64: each token's most likely next one, of equals the first. None: it is not known yet."""
 
     def __init__(
         self, config: Any, *, device: torch.device, dtype: torch.dtype, layout: Sequence[LayerShape] | None = None
@@ -151,7 +166,7 @@ class CachedModel(ABC):
         features: `[B, n, D]`, a second input of heads such as EAGLE's; None for a whole model.
         Raises DecodingError where the tokens do not fit the cache.
         """
-        n = tokens.shape[1]
+        n, self.choices = tokens.shape[1], None
         if self.replay is not None and n <= (MAX_RECORDED if last is None else MAX_ALL_LOGITS):
             run, inputs = self._recorded(self.replay, tokens, self._own(n, parents), features)
             mark = self.watch.start()
@@ -162,7 +177,7 @@ class CachedModel(ABC):
                 logits = in_each(logits, last)
         else:
             mark = self.watch.start()
-            logits, hidden = self._run(tokens, self._step(n, self._own(n, parents)), features, last)
+            logits, hidden = self._pass(tokens, parents, features, last)
         if logits.shape[-1] != self.vocab_size:
             logits = logits[..., : self.vocab_size]
         self.watch.stop(n, mark)
@@ -218,6 +233,13 @@ class CachedModel(ABC):
     def pass_totals(self) -> dict[int, tuple[int, float]]:
         """Bare forward passes since `start`: width -> (calls, seconds)."""
         return self.watch.totals()
+
+    def _pass(
+        self, tokens: Tensor, parents: Parents | None, features: Tensor | None, last: Positions | None
+    ) -> tuple[Tensor, Tensor]:
+        """What `forward` returns, of a pass that is not replayed."""
+        n = tokens.shape[1]
+        return self._run(tokens, self._step(n, self._own(n, parents)), features, last)
 
     @abstractmethod
     def _run(

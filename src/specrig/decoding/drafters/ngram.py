@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field, model_validator
 
-from specrig.decoding.types import ChainOptions, Context, Draft, Drafter, PaperRound
+from specrig.decoding.types import ChainOptions, Context, Draft, Drafter, PaperRound, chain_draft
 from specrig.heads.base import Foreign
 
 if TYPE_CHECKING:
@@ -81,12 +81,9 @@ class Ngram(Drafter):
 
     def propose(self, context: Context, k: int) -> Draft:
         """Look every unfinished row's suffix up."""
-        from specrig.runtime.device import padded
-
         found: list[list[int]] = []
         for index, tokens, done in zip(self.indexes, context.tokens, context.done, strict=True):
             if not done:
                 index.extend(tokens)
             found.append([] if done else index.continuation(tokens, k))
-        lengths = [len(row) for row in found]
-        return Draft(padded(found, max(lengths), context.sampler.device), lengths=lengths)
+        return chain_draft(found, context.sampler.device)

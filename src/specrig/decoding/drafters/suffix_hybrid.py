@@ -18,7 +18,7 @@ from pydantic import Field
 
 from specrig.decoding.drafters.draft_model import DraftModel
 from specrig.decoding.drafters.suffix import Suffix
-from specrig.decoding.types import Context, Draft, Drafter, MethodOptions, Resources, Verdict
+from specrig.decoding.types import Context, Draft, Drafter, MethodOptions, Resources, Verdict, chain_draft
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -84,7 +84,7 @@ class SuffixHybrid(Suffix):
             self.size.lengths = copies  # in other rows nothing of the suffix tree is judged
         self.draft_used = any(depths)
         if not self.draft_used:
-            return Draft(padded(copied, max(copies), context.sampler.device), lengths=copies)
+            return chain_draft(copied, context.sampler.device)
         drafted = self.draft.propose(self.drafter_context(context, depths), max(depths))
         offered = drafted.offered
         if drafted.parents is None:

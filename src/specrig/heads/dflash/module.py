@@ -48,6 +48,7 @@ class DFlashHead(DraftHead):
     title: ClassVar[str] = "DFlash head"
     config_class: ClassVar[type[PreTrainedConfig]] = Qwen3Config
     consecutive: ClassVar[bool] = True
+    sees_ancestors = False
 
     def _check(self, tensors: dict[str, Tensor], target: CachedModel) -> None:
         self._check_vocabulary(target)

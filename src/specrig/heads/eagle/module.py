@@ -124,6 +124,11 @@ class EagleHead(DraftHead):
         self.keep([range(len(row)) for row in rows])
         return result
 
+    @property
+    def sees_ancestors(self) -> bool:  # type: ignore[override]
+        """See `CachedModel`; a level of a tree sees the levels before it."""
+        return self._above is None
+
     def _bases(self) -> list[int]:
         return self.lengths if self._above is None else self._base
 
