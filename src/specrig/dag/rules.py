@@ -46,6 +46,7 @@ from specrig.planning.estimate import (
     training_demand,
 )
 from specrig.provenance.digests import code_digest
+from specrig.study.learning_curve import FILE as LEARNING_CURVE
 from specrig.study.overlap import prompts_in_both
 from specrig.study.study import FOR_READERS, Study
 from specrig.study.traffic import Point
@@ -300,6 +301,10 @@ class Rules:
         """Digest of the limits of goodput, which only tables depend on."""
         return digest(self.study.traffic.goodput.model_dump()) if self.study.traffic else ""
 
+    def learning_curves(self) -> str:
+        """Digest of the learning curves beside the weights, which only figures depend on."""
+        return digest(self.study.rows.model_dump(include={"learning_curves"}))
+
     def _points(self, wildcards: Wildcards) -> list[Point]:
         return self.study.grid.points[wildcards.engine, wildcards.pair, wildcards.method]
 
@@ -422,8 +427,8 @@ class Rules:
 
 
 def _loaded_files(folder: Path) -> list[str]:
-    """The files of a model folder that somebody else made, without texts for its readers and hidden files."""
-    files = (path for path in sorted(folder.iterdir()) if path.is_file())
+    """The files of a model folder that somebody else made, without those for its readers and hidden files."""
+    files = (path for path in sorted(folder.iterdir()) if path.is_file() and path.name != LEARNING_CURVE)
     return [str(path) for path in files if path.suffix != ".md" and not path.name.startswith(".")]
 
 

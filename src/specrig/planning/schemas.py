@@ -45,7 +45,7 @@ def schema_text(name: str) -> str:
     if name == "study":
         # Filled in when a study is resolved, never by its author.
         schema["properties"].pop("rows")
-        for part in ("Rows", "Pair", "Task"):
+        for part in ("Rows", "Pair", "Task", "LearningPoint"):
             schema["$defs"].pop(part)
         # Options stand beside `k`. Their names are checked when a study is read, against the registered methods:
         # a schema that listed them would have to change with every method.

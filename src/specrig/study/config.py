@@ -13,6 +13,7 @@ from specrig.decoding.drafters import registry as methods
 from specrig.decoding.types import Temperature
 from specrig.models.endpoint import Endpoint
 from specrig.settings import Settings
+from specrig.study.learning_curve import LearningPoint
 from specrig.study.rows import Name, Pair, Task, UserPath
 from specrig.study.traffic import Traffic
 from specrig.training.recipe import Recipe
@@ -123,6 +124,8 @@ class Rows(Settings):
     """Name of a pair -> its row."""
     tasks: dict[str, Task] = Field(default_factory=dict)
     """Name of a task -> its row."""
+    learning_curves: dict[str, dict[str, list[LearningPoint]]] = Field(default_factory=dict)
+    """Name of a pair -> its draft or head -> the rows of the learning curve beside the weights."""
 
 
 class Remeasure(Settings):

@@ -10,6 +10,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from specrig.study.claims import read_claims
+from specrig.study.config import Rows
 from specrig.study.config_checks import (
     check_engine_options,
     check_entry,
@@ -18,6 +19,7 @@ from specrig.study.config_checks import (
     check_servers,
     check_traffic,
 )
+from specrig.study.learning_curve import learning_curves
 from specrig.study.problems import (
     OnceOnly,
     Positions,
@@ -74,7 +76,9 @@ def load_study(config: dict[str, Any] | Path, files: Sequence[Path] = ()) -> Stu
     problems.stop()
     used = dict.fromkeys([*draft.pairs, *(name for entry in draft.methods for name in entry.pairs or ())])
     used |= dict.fromkeys(other for name in used for other in pairs[name].depends_on if other in pairs)
-    study = Study.model_validate(_expanded(draft, {name: pairs[name] for name in used}, tasks))
+    rows = {name: pairs[name] for name in used}
+    curves = learning_curves(rows, {need for entry in draft.methods for need in entry.needs}, problems)
+    study = Study.model_validate(_expanded(draft, Rows(pairs=rows, learning_curves=curves), tasks))
     check_cells(study, problems)
     check_pairs(study, problems)
     check_trained(study, problems)
@@ -89,15 +93,15 @@ def load_study(config: dict[str, Any] | Path, files: Sequence[Path] = ()) -> Stu
     return study
 
 
-def _expanded(draft: Study, pairs: dict[str, Pair], tasks: dict[str, Task]) -> dict[str, Any]:
+def _expanded(draft: Study, rows: Rows, tasks: dict[str, Task]) -> dict[str, Any]:
     """The study with the rows that it uses, and with the variants of its tasks in their place."""
     named = {name: variants(name, tasks[name].turns, draft.contexts) for name in draft.tasks}
     found = draft.model_dump()
     for block in (found, *found["methods"]):
         if block["tasks"] is not None:
             block["tasks"] = [each for name in block["tasks"] for each in named[name]]
-    rows = {each: tasks[name] for name, own in named.items() for each in (name, *own)}
-    return found | {"rows": {"pairs": pairs, "tasks": rows}}
+    used = {each: tasks[name] for name, own in named.items() for each in (name, *own)}
+    return found | {"rows": rows.model_copy(update={"tasks": used})}
 
 
 def read_config(file: Path) -> dict[str, Any]:

@@ -290,20 +290,33 @@ def dialect(file: Path) -> dict[str, Any]:
 
 
 def read_rows(file: Path, kind: type[Row], problems: Problems) -> dict[str, Row]:
-    """Read a table as name (first column) -> row; fields are tab-separated, or comma-separated with quotes in a .csv
-    file.
+    """Read a table as name (first column) -> row, see `table_rows`. A name that stands twice is added to `problems`."""
+    name_column = next(iter(kind.model_fields))
+    rows: dict[str, Row] = {}
+    first: dict[str, int] = {}
+    for number, row in table_rows(file, kind, problems):
+        name = str(getattr(row, name_column))
+        if name in rows:
+            fix = f"line {first[name]} has the same name: rename or remove one"
+            problems.row(file, number, name_column, f"duplicate row {name!r}", fix)
+            continue
+        rows[name], first[name] = row, number
+    return rows
+
+
+def table_rows(file: Path, kind: type[Row], problems: Problems) -> Iterator[tuple[int, Row]]:
+    """Yield (line, row) of a table; fields are tab-separated, or comma-separated with quotes in a .csv file.
 
     Each invalid row is left out and added to `problems`. A file that is missing or lacks a required column gives no
     rows.
     """
     sign = "comma" if file.suffix == ".csv" else "tab"
-    name_column = next(iter(kind.model_fields))
     required = [name for name, info in kind.model_fields.items() if info.is_required()]
     if not file.is_file():
         others = ", ".join(name for name in kind.model_fields if name not in required)
         columns = f"with the columns {', '.join(required)}, {sign}-separated (it may also have {others})"
         problems.row(file, None, "", "no such table", f"create it {columns}, or name another one under `tables:`")
-        return {}
+        return
     lines: list[tuple[int, list[str]]] = []
     start = 1  # of the next record, which may have several lines
     try:
@@ -313,11 +326,11 @@ def read_rows(file: Path, kind: type[Row], problems: Problems) -> dict[str, Row]
             start = reader.line_num + 1
     except StudyError as error:
         problems.found += error.problems
-        return {}
+        return
     except csv.Error as error:
         fix = "close each quotation mark, and write one inside a field twice; a field has at most 131,072 characters"
         problems.row(file, start, "", f"not a table ({error})", fix)
-        return {}
+        return
     header = lines[0][1] if lines else []
     absent = [name for name in required if name not in header]
     for column in absent:
@@ -330,13 +343,11 @@ def read_rows(file: Path, kind: type[Row], problems: Problems) -> dict[str, Row]
         elif header.count(column) > 1:
             problems.row(file, 1, column, "the column is there twice", "remove one")
     if absent:
-        return {}
+        return
     if not any(
         cells and any(cell.strip() for cell in cells) and not cells[0].startswith("#") for _, cells in lines[1:]
     ):
         problems.row(file, None, "", "the table has no rows", f"add one per line, with the columns {', '.join(header)}")
-    rows: dict[str, Row] = {}
-    first: dict[str, int] = {}
     for number, cells in lines[1:]:
         if not any(cell.strip() for cell in cells) or cells[0].startswith("#"):
             continue
@@ -349,20 +360,12 @@ def read_rows(file: Path, kind: type[Row], problems: Problems) -> dict[str, Row]
             key: value.strip() for key, value in zip(header, cells, strict=False) if value.strip()
         }
         try:
-            row = kind.model_validate({key: value for key, value in fields.items() if key in kind.model_fields})
+            yield number, kind.model_validate({key: value for key, value in fields.items() if key in kind.model_fields})
         except ValidationError as error:
             for issue in error.errors():
                 # A check of the whole row names its columns itself.
                 column = str(issue["loc"][0]) if issue["loc"] else ""
                 problems.row(file, number, column, *mistake(issue, whole="row" if not column else ""))
-            continue
-        name = str(getattr(row, name_column))
-        if name in rows:
-            fix = f"line {first[name]} has the same name: rename or remove one"
-            problems.row(file, number, name_column, f"duplicate row {name!r}", fix)
-            continue
-        rows[name], first[name] = row, number
-    return rows
 
 
 def looks_like_path(model: str) -> bool:
