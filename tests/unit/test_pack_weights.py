@@ -18,7 +18,9 @@ from specrig.provenance.environment import TRAINED_FOR
 from specrig.runtime.eight_bits import packed
 from specrig.runtime.whole import is_rounded, load_whole
 from specrig.sharing.weights import pack_weights
+from specrig.study.learning_curve import FILE, LearningPoint, read_learning_curve, write_learning_curve
 from specrig.study.load import load_study
+from specrig.study.problems import Positions, Problems, StudyError
 from specrig.training import llama
 from specrig.training.llama import Llama
 from specrig.training.recipe import Shape
@@ -82,6 +84,21 @@ def test_a_card_says_what_the_weights_are(tmp_path: Path, monkeypatch: pytest.Mo
     assert str(tmp_path / "results") not in card
     assert card.count("| medusa |") == 1 and "| 2.50 | 1.46 ‡ [1.30, 1.60] |" in card and "‡ disturbed:" in card
     assert "0.0 MB in bfloat16" in card
+    points = [
+        LearningPoint(
+            texts=9, tokens=80, texts_seen=16, method="medusa", k=4, acceptance_length=1.5, prompts=2, task="code"
+        )
+    ]
+    write_learning_curve(folder, points)
+    monkeypatch.setattr(type(study.training), "initial", lambda *_: [folder])
+    pack_weights(study, "embedded", "medusa", tmp_path / "weights", "Apache-2.0")
+    assert read_learning_curve(folder, Problems(Positions([]))) == points, "also into the folder that it began from"
+    assert trained_on(folder) == {"0000000000000007", "ffffffffffffffff"}
+    with (folder / FILE).open("a") as file:
+        file.write("\t0\t80\t16\tmedusa\t4\t\t1.5\t2\tcode\n")
+    with pytest.raises(StudyError, match=rf"{FILE}:3: texts: you gave '0'"):
+        pack_weights(study, "embedded", "medusa", tmp_path / "again", "Apache-2.0")
+    (folder / FILE).unlink()
     small = pack_weights(study, "embedded", "medusa", tmp_path / "small", "Apache-2.0", eight_bits=True)
     assert "in 8 bits" in (small / "README.md").read_text() and is_rounded(small) and not is_rounded(folder)
     for file in ("models/embedded/medusa/training.jsonl", "models/embedded/text.safetensors", "tables/cells.csv"):

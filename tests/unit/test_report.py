@@ -38,7 +38,7 @@ from specrig.results.grid import unbroken
 from specrig.results.machine import differing, environment_rows, machine, parameters
 from specrig.results.optimal_k_table import optimal_k_grid, optimal_k_sentence
 from specrig.results.prose import certainty
-from specrig.results.study_data import MeasuredJob, learning_curves, read_study, training_curves
+from specrig.results.study_data import MeasuredJob, StudyData, learning_curves, read_study, training_curves
 from specrig.results.study_results import StudyResults
 from specrig.results.summary import best_rows, speedup_summary
 
@@ -236,9 +236,9 @@ def test_learning_curves_have_a_point_an_evaluation(tmp_path: Path) -> None:
         "texts": [8, 16],
         "tau_sim": [1.2, 1.3],
     }
-    figure = learning(curve, SCREEN)
+    figure = learning(curve, StudyData(tmp_path, {}, []).learning_points, SCREEN)
     labels = figure.axes[0].get_legend_handles_labels()[1]
-    assert labels[0] == "medusa" and "others" in labels[1]
+    assert labels[0] == "medusa, expected on held-out text" and "others" in labels[1]
 
 
 def test_methods_are_told_apart() -> None:

@@ -19,7 +19,9 @@ from specrig.files import file_sha256
 from specrig.heads.teacher import weight_files
 from specrig.models.gguf import convert
 from specrig.models.pair import PairFiles
+from specrig.study.learning_curve import read_learning_curve
 from specrig.study.load import load_study
+from specrig.study.problems import Positions, Problems
 from specrig.training.prompt_sources import WRITTEN_BY_TARGET
 from specrig.training.shared_shards import MANIFEST
 from specrig.training.text_shards import _texts_of
@@ -32,6 +34,25 @@ REQUESTS = ["Write a Python function that adds two numbers.", "Tell me a story a
 def test_they_are_small_enough_to_clone() -> None:
     assert SHIPPED
     assert sum(file.stat().st_size for file in (ROOT / "weights").rglob("*") if file.is_file()) < 40e6
+
+
+def test_the_learning_curve_holds_what_the_log_says() -> None:
+    problems = Problems(Positions([]))
+    points = read_learning_curve(ROOT / "weights/smollm2_135m/p_eagle", problems)
+    problems.stop()
+    found = {(each.commit, each.method, each.variant): each for each in points}
+    assert len(found) == len(points)
+    table = (ROOT / "docs/log/training.md").read_text().partition("### The learning curve")[2].partition("|--:|\n")[2]
+    said = 0
+    for line in table.partition("\n\n")[0].splitlines():
+        commit, texts, tokens, steps, *lengths = (cell.strip() for cell in line.strip("|").replace(",", "").split("|"))
+        for way, length in zip((("p_eagle", ""), ("p_eagle", "nodes10"), ("eagle3", "")), lengths, strict=True):
+            if length:
+                point, said = found[commit.split()[0], *way], said + 1
+                assert (point.texts, point.texts_seen) == (int(texts), 8 * int(steps))
+                assert point.tokens == round(1e6 * float(tokens.removesuffix("M")))
+                assert (point.acceptance_length, point.k) == (float(length), 4)
+    assert said == 16
 
 
 @pytest.mark.parametrize("folder", SHIPPED, ids=lambda folder: f"{folder.parent.name}-{folder.name}")

@@ -90,6 +90,7 @@ rule figures:
     params:
         study=STUDY_FILE,
         goodput=dag.goodput(),
+        learning_curves=dag.learning_curves(),
         code=lambda _: stage_digest("figures")
         + dag.damage.remade("figures/*", "figures/*/*"),
     message:

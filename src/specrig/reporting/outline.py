@@ -427,15 +427,17 @@ OUTLINE = (
             ),
             Figure(
                 "learning",
-                "Expected tokens per round on held-out answers, against training texts (a text counts in each epoch). "
-                "An intermediate point was measured before the learning rate had fallen, so a training that ends there "
-                "reaches more. Crosses: acceptance lengths that others report for other targets and prompts.",
-                "Expected tokens per round against training texts, for every draft and head that the study trained, "
-                "beside published points.",
+                "Tokens per round against training texts (a text counts in each epoch). Filled: successive versions of "
+                "a draft or head that the study used, measured by decoding; each had learnt from all texts up to there. "
+                "Hollow: a training of this study; tokens to expect on held-out answers, and an intermediate point was "
+                "measured before the learning rate had fallen, so a training that ends there reaches more. Crosses: "
+                "acceptance lengths that others report for other targets and prompts.",
+                "Tokens per round against training texts, for every draft and head that the study trained or that brought "
+                "its learning curve, beside published points.",
                 timed=False,
             ),
         ),
-        condition=lambda results: results.trained,
+        condition=lambda results: results.learnt,
     ),
     Section("methods", "Methods", (Table("methods", lambda results: results.methods),)),
     Section(

@@ -20,6 +20,7 @@ from specrig.measurement.records import Record, RecordError, read_index, read_re
 from specrig.measurement.traffic.records import Turn, study_turns
 from specrig.results.damage import reading
 from specrig.results.floors import with_floor
+from specrig.study.learning_curve import LearningPoint
 
 
 @dataclass(slots=True)
@@ -151,6 +152,22 @@ class StudyData:
         for job in self.jobs:
             for path in job.files.values():
                 yield job, path, list(read_records(path))
+
+    @cached_property
+    def learning_points(self) -> pd.DataFrame:
+        """What the drafts and heads of the study emitted by decoding after so much text: a row of the learning curves in
+        study.json each (`study.learning_curve`), with its pair and model.
+        """
+        columns = ["pair", "model", *LearningPoint.model_fields]
+        with reading(self.folder / "study.json"):
+            curves = (self.config.get("rows") or {}).get("learning_curves") or {}
+            rows = [
+                {"pair": pair, "model": model, **LearningPoint.model_validate(point).model_dump()}
+                for pair, models in curves.items()
+                for model, points in models.items()
+                for point in points
+            ]
+        return pd.DataFrame(rows, columns=columns)
 
     @cached_property
     def replicates(self) -> int:

@@ -104,6 +104,8 @@ class StudyResults:
     """Reported orders of methods against the measured ones."""
     trained = cached_property(lambda self: not training_curves(self.study.folder / "models").empty)
     """Whether the study trained models."""
+    learnt = cached_property(lambda self: self.trained or not self.study.learning_points.empty)
+    """Whether it did, or has a draft or head with a learning curve."""
 
     def runs(self, of: Callable[[Any], object]) -> bool:
         """Whether any measured cell has `of`."""

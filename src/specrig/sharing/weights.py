@@ -3,7 +3,7 @@
 The weights are stored in bfloat16, half of what a training writes, or in 8 bits, a quarter, which only SpecRig reads.
 The card holds what the training's own files say: text, steps, hours, held-out acceptance; and where a study measured
 the model, its acceptance length and speedup. Beside it lies the list of requests that the model learnt from, so that
-nobody evaluates with them.
+nobody evaluates with them, and the learning curve of the head that its training began from.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ from specrig.results.grid import measured, number
 from specrig.results.labels import DISTURBED_NOTE
 from specrig.runtime.eight_bits import packed
 from specrig.runtime.whole import is_rounded
+from specrig.study.learning_curve import read_learning_curve, write_learning_curve
+from specrig.study.problems import Positions, Problems
 from specrig.study.study import Study
 from specrig.training.stages import FILES, TEXT
 from specrig.training.target_text import requests_of
@@ -45,7 +47,8 @@ def pack_weights(study: Study, pair: str, model: str, to: Path, licence: str, *,
     """Write the model that a study has trained for a pair to the folder `to`/`model`, and return it.
 
     licence: an SPDX identifier, the target's. eight_bits: round matrices (`runtime.eight_bits`); a draft then has no
-    tokenizer but the target's. Raises TrainingError where the study has not trained it.
+    tokenizer but the target's. Raises TrainingError where the study has not trained it, StudyError for a damaged
+    learning curve.
     """
     models = study.root / "models" / pair
     source, folder = models / model, to / model
@@ -67,9 +70,15 @@ def pack_weights(study: Study, pair: str, model: str, to: Path, licence: str, *,
             config = json.loads((source / "config.json").read_bytes())
         config["specrig"] = config.get("specrig", {}) | {"tokenizer": "target"}
         (folder / "config.json").write_text(json.dumps(config) + "\n", encoding="utf-8")
+    initial = study.training.initial(model)
     with _reading(models / TEXT):
-        learnt = requests_of(models).union(*map(trained_on, study.training.initial(model)))
+        learnt = requests_of(models).union(*map(trained_on, initial))
     write_trained_on(folder, learnt)
+    problems = Problems(Positions([]))
+    curve = [point for earlier in initial for point in read_learning_curve(earlier, problems)]
+    problems.stop()
+    if curve:
+        write_learning_curve(folder, curve)
     (folder / CARD).write_text(_card(study, pair, model, folder, licence), encoding="utf-8")
     return folder
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -10,6 +10,7 @@ from matplotlib.ticker import MaxNLocator
 
 from specrig.reporting.figures.marks import mark
 from specrig.reporting.figures.panels import (
+    LINES,
     PERCENT,
     TITLE,
     NothingError,
@@ -17,6 +18,7 @@ from specrig.reporting.figures.panels import (
     in_lines,
     legend_below,
     make_panels,
+    row_label,
     signs_note,
     unused_hidden,
 )
@@ -73,23 +75,36 @@ PUBLISHED = (
 """What others reported for chains: head and target, texts learnt from, acceptance length, where."""
 
 
-def learning(learnt: pd.DataFrame, sheet: Sheet) -> Figure:
-    """The acceptance to expect against texts learnt from: a line a draft or head, the published points beside them."""
-    if learnt.empty:
-        raise NothingError("no training of this study says how many texts it used")
-    several = len(set(learnt["pair"])) > 1
+def learning(learnt: pd.DataFrame, decoded: pd.DataFrame, sheet: Sheet) -> Figure:
+    """Tokens a round against texts learnt from: a line a draft or head, the published points beside them.
+
+    learnt: `study_data.learning_curves`, tokens to expect, with hollow markers. decoded: `StudyData.learning_points`,
+    measured tokens, a line for each way of drafting.
+    """
+    if learnt.empty and decoded.empty:
+        raise NothingError("no training says how many texts it used, and no head has a learning curve")
+    several = len({*learnt["pair"], *decoded["pair"]}) > 1
     figure, grid = make_panels(sheet, 1, 1, width=6.4, height=3.6)
     ax = grid[0][0]
-    for (pair, model), line in learnt.groupby(["pair", "model"], sort=False):
-        label = f"{pair}: {model}" if several else str(model)
-        tips = [
-            f"{label}, {texts:,} texts: {tau:.2f}" for texts, tau in zip(line["texts"], line["tau_sim"], strict=True)
-        ]
-        method = "draft_model" if model == "draft" else str(model)  # most heads have their method's name
-        drawn = ax.plot(
-            line["texts"], line["tau_sim"], label=label, color=method_colour(method), marker=method_marker(method)
-        )
-        mark(drawn, label, tips)
+    most = sheet.label_length and 2 * sheet.label_length  # labels stand below the panel
+
+    def plot(pair: str, method: str, label: str, texts: pd.Series, lengths: pd.Series, **style: Any) -> None:
+        label = f"{pair}: {label}" if several else label
+        tips = [f"{label}, {count:,} texts: {length:.2f}" for count, length in zip(texts, lengths, strict=True)]
+        style |= {"color": method_colour(method), "marker": method_marker(method), "label": in_lines(label, most)}
+        mark(ax.plot(texts, lengths, **style), style["label"], tips)
+
+    ways = decoded.groupby(["pair", "model", "method", "variant", "k", "task"], sort=False)
+    for number, (key, line) in enumerate(ways):
+        pair, _, method, variant, k, task = cast("tuple[str, str, str, str, int, str]", key)
+        label = f"{row_label({'method': method, 'variant': variant, 'lossless': True, 'k': k})}, decoded on {task}"
+        dashes = LINES[number % len(LINES)]
+        plot(pair, method, label, line["texts_seen"], line["acceptance_length"], linestyle=dashes)
+    for key, line in learnt.groupby(["pair", "model"], sort=False):
+        pair, model = cast("tuple[str, str]", key)
+        method = "draft_model" if model == "draft" else model  # most heads have their method's name
+        label = f"{model}, expected on held-out text"
+        plot(pair, method, label, line["texts"], line["tau_sim"], markerfacecolor="none")
     reported = pd.DataFrame(PUBLISHED, columns=["name", "texts", "length", "source"])
     others = "reported by others (8B and smaller targets)"
     tips = [
@@ -98,7 +113,7 @@ def learning(learnt: pd.DataFrame, sheet: Sheet) -> Figure:
     mark(ax.plot(reported["texts"], reported["length"], "x", color=INK, label=others), others, tips)
     ax.set_xscale("log")
     ax.set_xlabel("training texts (texts × epochs)")
-    ax.set_ylabel("expected tokens a round")
+    ax.set_ylabel("tokens a round")
     ax.set_ylim(bottom=1)
     legend_below(figure, *ax.get_legend_handles_labels())
     return figure

@@ -102,7 +102,7 @@ def drawings(results: StudyResults) -> Iterator[Drawing]:
     steps = training_curves(study.folder / "models")
     yield Drawing("training", "", lambda sheet: curves.training_loss(steps, sheet))
     learnt = learning_curves(study.folder / "models")
-    yield Drawing("learning", "", lambda sheet: curves.learning(learnt, sheet))
+    yield Drawing("learning", "", lambda sheet: curves.learning(learnt, study.learning_points, sheet))
     for name, item in figures().items():
         if item.draw is not None:
             yield Drawing(name, "", partial(item.draw, results))

@@ -28,6 +28,8 @@ SMALL = 0.9
 
 TIMES = FuncFormatter(lambda value, _: f"{value:g}×")
 PERCENT = FuncFormatter(lambda value, _: f"{100 * value:g}%")
+LINES: list[Any] = ["-", (0, (5, 2)), (0, (1, 1)), "-."]
+"""The line styles of what shares a colour."""
 TITLE = 24
 """Characters of a line above one of four panels of a page."""
 
@@ -171,7 +173,7 @@ def method_lines(cells: pd.DataFrame) -> list[tuple[str, dict[str, Any], pd.Data
             style = {
                 "color": method_colour(method),
                 "marker": method_marker(method),
-                "linestyle": ("-", (0, (5, 2)), (0, (1, 1)), "-.")[number % 4],
+                "linestyle": LINES[number % len(LINES)],
                 "markerfacecolor": method_colour(method) if lossless else "none",
             }
             found.append((method_name(method, variant=str(variant), lossless=lossless), style, frame))
