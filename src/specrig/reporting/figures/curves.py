@@ -115,7 +115,7 @@ def learning(learnt: pd.DataFrame, decoded: pd.DataFrame, sheet: Sheet) -> Figur
     ax.set_xlabel("training texts (texts × epochs)")
     ax.set_ylabel("tokens a round")
     ax.set_ylim(bottom=1)
-    legend_below(figure, *ax.get_legend_handles_labels())
+    legend_below(figure, *ax.get_legend_handles_labels(), handlelength=3.2)
     return figure
 
 

@@ -237,9 +237,20 @@ def top_of(frame: pd.DataFrame, *columns: str) -> float | None:
     return 1.05 * max(most, min(float(np.nanmax(ends)), 1.5 * most)) if not np.isnan(ends).all() else 1.05 * most
 
 
-def legend_below(figure: Figure, handles: list[Any], labels: list[str] | None = None, *, note: str = "") -> None:
-    """Draw one legend under the whole figure, in as many columns as fit, with `note` above it."""
-    named = {"handles": handles} if labels is None else {"handles": handles, "labels": labels}
+def legend_below(
+    figure: Figure,
+    handles: list[Any],
+    labels: list[str] | None = None,
+    *,
+    note: str = "",
+    handlelength: float | None = None,
+) -> None:
+    """Draw one legend under the whole figure, in as many columns as fit, with `note` above it.
+
+    handlelength: of the lines in it, in font sizes; longer ones show which line is dashed.
+    """
+    named: dict[str, Any] = {"handles": handles, "handlelength": handlelength}
+    named |= {} if labels is None else {"labels": labels}
     width = figure.get_figwidth() * figure.dpi
     for columns in range(len(handles), 0, -1):
         legend = figure.legend(
