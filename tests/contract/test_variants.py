@@ -7,7 +7,7 @@ matters.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import inf, log
+from math import log
 from types import SimpleNamespace
 from typing import Any
 
@@ -233,15 +233,15 @@ def test_what_followed_a_drafted_token_is_blended_with_what_the_head_says() -> N
     tree.extend([7, 8, 9, 5])
     drafter.trees, drafter.depths, drafter.named = [tree], [3], [{}]
     head: Tree = [7, 8, 3], [-1, 0, 0], [log(0.6), log(0.3), log(0.15)]
-    tokens, parents, values = drafter.blended(0, head, [-inf] * 5)
+    tokens, parents, values = drafter.blended(0, head, [0.0] * 5)
     # Behind 7 a match of one token, that occurred once: 8 has 1/4 · 1/1.5. One of both is right with 1 - 1/2 · 5/6.
     eight = 0.6 * (1 - 0.5 * (1 - 1 / 6))
     # Behind 7 8 the longer match of two tokens and the shorter one are one occurrence: 9 has 4/7 · 1/1.5.
     assert (tokens, parents) == ([7, 8, 3, 9], [-1, 0, 0, 1])
     assert values == pytest.approx([log(each) for each in (0.6, eight, 0.15, eight * 8 / 21)])
-    assert drafter.blended(0, head, [log(0.2)] * 5)[0] == [7, 8], "the others are not worth it"
+    assert drafter.blended(0, head, [0.2] * 5)[0] == [7, 8], "the others are not worth it"
     impossible: Tree = [7, 8, 3], [-1, 0, 0], [log(0.6), log(0.3), -60.0]
-    assert drafter.blended(0, impossible, [-inf] * 5)[0] == [7, 8, 9], "a chance of 1e-26 is none"
+    assert drafter.blended(0, impossible, [0.0] * 5)[0] == [7, 8, 9], "a chance of 1e-26 is none"
 
 
 @pytest.mark.parametrize("blend", [False, True])
@@ -271,11 +271,11 @@ def test_what_the_target_named_behind_a_rejected_token_is_drafted_when_that_toke
     assert drafter.named == [{5: 1, 6: 4, 7: 8}], "what is not offered says nothing"
     tree.extend([7, 8, 9, 5, 1])
     head: Tree = [6, 7], [-1, -1], [log(0.5), log(0.4)]
-    tokens, parents, values = drafter.blended(0, head, [-inf] * 4)
+    tokens, parents, values = drafter.blended(0, head, [0.0] * 4)
     # Behind 6 is what was named there. Behind 7 the text itself holds 8: one of 4 such matches is right, 1 / 1.5 of them.
     assert (tokens, parents) == ([6, 7, 4, 8], [-1, -1, 0, 1])
     assert values == pytest.approx([log(each) for each in (0.5, 0.4, 0.5 * REJECTED, 0.4 / 6)])
-    assert drafter.blended(0, head, [log(REJECTED + 0.01)] * 4)[0] == [6, 7], "where no such token pays, none is named"
+    assert drafter.blended(0, head, [REJECTED + 0.01] * 4)[0] == [6, 7], "where no such token pays, none is named"
 
 
 @pytest.mark.parametrize(("method", "options"), [("medusa", {"tree": (2, 1)}), ("p_eagle", {})])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from math import inf
+from math import exp
 from pathlib import Path
 from typing import Any
 
@@ -90,11 +90,11 @@ def test_passes_of_one_token_are_eagle3s_and_alternatives_do_not_see_each_other(
 def test_nodes_of_two_passes_are_one_tree_best_first() -> None:
     first: Tree = [7, 5, 2], [-1, -1, -1], [-0.5, -1.0, -4.0]
     below: list[Tree] = [([1, 3], [-1, 0], [-0.25, -1.0]), ([6], [-1], [0.0])]
-    tokens, parents, values = merged(first, below, [-inf] * 5)
+    tokens, parents, values = merged(first, below, [0.0] * 5)
     # 5 and 6 are worth the same: the parent comes first.
     assert (tokens, parents, values) == ([7, 1, 5, 6, 3], [-1, 0, -1, 2, 1], [-0.5, -0.75, -1.0, -1.0, -1.5])
-    assert merged(first, below, [-1.0] * 3)[0] == [7, 1, 5], "no more than there may be"
-    assert merged(first, below, [-1.0, -0.7, -0.7])[0] == [7], "the second is not worth it"
+    assert merged(first, below, [exp(-1.0)] * 3)[0] == [7, 1, 5], "no more than there may be"
+    assert merged(first, below, [exp(-1.0), exp(-0.7), exp(-0.7)])[0] == [7], "the second is not worth it"
 
 
 def test_steps_on_its_own_output_are_learnt_as_eagle3s(folder: Path) -> None:

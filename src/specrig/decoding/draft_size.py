@@ -44,6 +44,10 @@ PRIOR = 2.0
 """Tokens that count as expected and accepted before the first round."""
 
 
+LEAST = 1e-30
+"""What a further token costs at least, so that one without any chance is not verified."""
+
+
 def slopes(costs: Sequence[float]) -> list[float]:
     """What each further token costs, rising: the slopes of the largest convex function below `costs`.
 
@@ -71,7 +75,7 @@ class DraftSize:
         self.costs, self.times = costs, times
         if times is not None:
             times.begin()
-        self.slopes = slopes(costs)
+        self.slopes = [max(slope, LEAST) for slope in slopes(costs)]
         self.rate = 1.0
         self._expected = self._accepted = PRIOR
         self._shares: list[Sequence[float]] = []

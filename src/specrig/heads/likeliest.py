@@ -43,6 +43,6 @@ def likeliest(
         probabilities.append(-negative)
         tokens.append(token)
         parents.append(parent)
-        if level < depth and len(tokens) < nodes:
+        if level < depth and len(tokens) < nodes and -negative >= bars[len(tokens)]:
             offer(node, len(tokens) - 1, level + 1, -negative)
     return probabilities, tokens, parents

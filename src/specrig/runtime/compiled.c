@@ -111,8 +111,12 @@ INLINE vec load(const void *from, int64_t at, int bf16) {
 
 INLINE void store(void *to, int64_t at, vec x, int bf16) {
     if (!bf16) { *(vec *)((float *)to + at) = x; return; }
-    bits wide = (bits)x; /* to the nearest, ties to even */
+#ifdef __AVX512BF16__ /* to the nearest, ties to even */
+    *(half *)((uint16_t *)to + at) = (half)_mm512_cvtneps_pbh((__m512)x);
+#else
+    bits wide = (bits)x;
     *(half *)((uint16_t *)to + at) = __builtin_convertvector((wide + 0x7fff + ((wide >> 16) & 1)) >> 16, half);
+#endif
 }
 
 /* Of each place x's number where `which` is all ones, y's where it is 0. */
@@ -1245,7 +1249,8 @@ void greedy_chain(int64_t *out, const void *logits, const Bias *bias, int64_t B,
 
 /* Greedy trees of a head, its best paths first (2406.16858, section 4; the head's logits of all levels stand already). A node's value is
  * the sum along its path of min(0, log-probability + trust). Of row b, found[b] nodes, parents before children: the next is always the
- * best child of any node that is there, until there are `nodes`, or the i-th would be worth less than least[i]. Of equals the first.
+ * best child of any node that is there, until there are `nodes`, or the i-th would have a lower chance than least[i], which rise. Of
+ * equals the first.
  *
  * indices, parents (-1: the root), values: [B, nodes]. logits: [B, k, V] of the levels. bias: null without one; the first level never has
  * it. V is a multiple of W. children: of a node at most. */
@@ -1296,15 +1301,15 @@ void greedy_tree(int64_t *indices, int64_t *parents, float *values, int64_t *fou
                         int64_t first = 0;
                         for (int64_t other = 1; other < waiting; other++) if (open[other].value > open[first].value) first = other;
                         const Child chosen = open[first];
-                        if (chosen.value < least[found[b]]) break;
+                        if (chosen.value < logf(least[found[b]])) break;
                         memmove(open + first, open + first + 1, (--waiting - first) * sizeof *open);
                         const int64_t node = b * nodes + found[b];
                         indices[node] = chosen.place;
                         parents[node] = chosen.parent;
                         values[node] = chosen.value;
                         levels[found[b]] = chosen.level;
-                        if (chosen.level + 1 < k && found[b] + 1 < nodes) next = found[b];
                         found[b]++;
+                        if (chosen.level + 1 < k && found[b] < nodes && chosen.value >= logf(least[found[b]])) next = found[b] - 1;
                     }
                 }
             }

@@ -217,7 +217,7 @@ def greedy_tree(
     """Trees of the most promising nodes of logits `[B, k, V]` of k levels, each row's best nodes first.
 
     A node's value is the sum along its path of min(0, log-probability + trust). bias, ids: those of `greedy_chain`.
-    least: the lowest values of the nodes, as many as there are nodes at most. children: of a node at most.
+    least: the lowest chances of the nodes, rising, as many as there are nodes at most. children: of a node at most.
 
     Returns each row's indices, parents (-1: the root) and values.
     """

@@ -15,12 +15,12 @@ its own output (`training.p_eagle.rollout`). In a tree the last pass runs the be
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import inf, log
+from math import exp, log
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from specrig.decoding.draft_size import DraftSize
+from specrig.decoding.draft_size import LEAST, DraftSize
 from specrig.decoding.drafters.eagle2 import Below
 from specrig.decoding.drafters.eagle3 import Eagle3
 from specrig.decoding.static_tree import MOST
@@ -31,14 +31,12 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-LEAST = 1e-30
-"""Below this chance nothing is drafted, whatever it costs."""
 BRANCHES = 3
 """So many nodes of a greedy tree's first level get a second pass at most. Seldom is another one right."""
 Tree = tuple[list[int], list[int], list[float]]
 """A row's nodes, best first: their tokens, their parents (-1: the text) and the logarithms of their chances."""
 Blend = Callable[[int, Tree, Sequence[float]], Tree]
-"""From a row, its tree, and the lowest values of the 1st, 2nd, … node, as many as there are nodes at most."""
+"""From a row, its tree, and the lowest chances of the 1st, 2nd, … node, as many as there are nodes at most."""
 
 
 class OnePassOptions(ChainOptions):
@@ -159,9 +157,9 @@ class PEagle(Eagle3):
     def _tree(self, context: Context, k: int) -> Draft:
         """A tree of k levels: each row's most promising nodes."""
         if self.size is None:
-            least, trust = [-inf] * self.options.nodes, 0.0
+            least, trust = [0.0] * self.options.nodes, 0.0
         else:
-            least, trust = [log(max(chance, LEAST)) for chance in self.size.least(MOST)], log(self.size.trust)
+            least, trust = self.size.least(MOST), log(self.size.trust)
         found, first, below = self._levels(context, k, least, trust)
         if found is None:
             draft, chances = self._tree_by_levels(first, below, k, context)
@@ -188,7 +186,7 @@ class PEagle(Eagle3):
         """What a tree of k levels is made of: at temperature 0 each row's tree by compiled code, None where there is
         none; else the logits `[B, Vd]` of the first level, and what makes those of the others.
 
-        least: of each node, the first, the second, …, the lowest value; trust: added to the logarithm of each chance.
+        least: of each node, the first, the second, …, the lowest chance; trust: added to the logarithm of each chance.
         """
         if self.head_passes(k) > 1:
             return self._levels_of_two(context, k, least, trust)
@@ -245,7 +243,7 @@ class PEagle(Eagle3):
         for row, (_, _, values) in enumerate(firsts):
             below = []
             for branch, value in enumerate(values[:width]):
-                rest = [lowest - value for lowest in least]
+                rest = [lowest / max(exp(value), LEAST) for lowest in least]
                 below += self.head.greedy_tree(behind[row : row + 1, branch], rest, children, trust)
             found.append(merged(firsts[row], below, least))
         return found
@@ -283,7 +281,8 @@ class PEagle(Eagle3):
 
 
 def merged(first: Tree, below: Sequence[Tree], least: Sequence[float]) -> Tree:
-    """One tree of a first level and of what hangs below its first nodes, best nodes first, as many as `least` allows.
+    """One tree of a first level and of what hangs below its first nodes, best nodes first, as many as `least` allows, the
+    lowest chances of the nodes.
 
     below: of the first node, the second, …, with values and parents of their own; -1 is the node.
     """
@@ -296,7 +295,7 @@ def merged(first: Tree, below: Sequence[Tree], least: Sequence[float]) -> Tree:
         values += [first[2][branch] + value for value in worth]
     # Stable: of equals the parent, which comes before its child, stays before it.
     order = sorted(range(len(tokens)), key=lambda node: -values[node])[: len(least)]
-    count = next((at for at, node in enumerate(order) if values[node] < least[at]), len(order))
+    count = next((at for at, node in enumerate(order) if exp(values[node]) < least[at]), len(order))
     slot = {node: at for at, node in enumerate(order[:count])} | {-1: -1}
     kept = order[:count]
     return [tokens[node] for node in kept], [slot[parents[node]] for node in kept], [values[node] for node in kept]

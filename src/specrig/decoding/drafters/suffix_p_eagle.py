@@ -114,8 +114,7 @@ class SuffixPEagle(SuffixHybrid):
     def blended(self, row: int, tree: Tree, least: Sequence[float]) -> Tree:
         """The head's tree of a row joined with what its text says; see `p_eagle.Blend`."""
         tokens, parents, values = tree
-        text, below, bars = self.trees[row], dict[int, list[int]](), [exp(lowest) for lowest in least]
-        lowest = bars[0]
+        text, below, lowest = self.trees[row], dict[int, list[int]](), least[0]
         for node, parent in enumerate(parents):
             below.setdefault(parent, []).append(node)
 
@@ -136,7 +135,7 @@ class SuffixPEagle(SuffixHybrid):
                     yield 1 - wrong, name, name, (own.get(name), matches, name)
 
         root: At = (-1, text.matches, None)
-        chances, drafted, above = likeliest(root, children, len(least), self.depths[row], bars)
+        chances, drafted, above = likeliest(root, children, len(least), self.depths[row], least)
         return drafted, above, [log(chance) for chance in chances]
 
     def drafter_context(self, context: Context, depths: list[int]) -> Context:
