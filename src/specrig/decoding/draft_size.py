@@ -42,8 +42,6 @@ MEMORY = 0.95
 """What a round's evidence is worth a round later."""
 PRIOR = 2.0
 """Tokens that count as expected and accepted before the first round."""
-
-
 LEAST = 1e-30
 """What a further token costs at least, so that one without any chance is not verified."""
 
@@ -161,4 +159,4 @@ class DraftSize:
         lengths = self.fit_chains(shares.tolist(), depths)
         width = max(lengths)
         probs = None if draft.probs is None or not width else draft.probs[:, :width]
-        return replace(draft, tokens=draft.tokens[:, :width], probs=probs, lengths=lengths)
+        return replace(draft, tokens=draft.tokens[:, :width], rows=None, probs=probs, lengths=lengths)

@@ -93,7 +93,9 @@ def generate(
         # Verify. One pass over the last token and the draft: logits [B, n + 1, V], hidden [B, n + 1, D].
         logits, hidden = target.forward(_with_root(context, draft), parents=_with_root_parents(draft))
         verdict = verify(
-            *(draft, logits, sampler),
+            draft,
+            logits,
+            sampler,
             active=active,
             typical=typical,
             block=block,

@@ -69,7 +69,7 @@ class Draft:
     probs: None for deterministic candidates (the draft distribution is one-hot); else `[B, m, V]`, where `probs[:, j]`
         is the distribution that the children of node j - 1 were drawn from (j = 0: children of the root). For a chain
         that is the distribution that token j was drawn from. Siblings are drawn WITHOUT replacement, in node order.
-    rows: the tokens as lists, where the host has made them; None: `tokens` alone has them.
+    rows: `tokens` as lists, where the host has made them; None: it has not. Who changes `tokens` drops these.
     vocabulary: None where the last axis of `probs` is the target's vocabulary; else `[Vd]` int64, the target's token id
         of each entry; all other tokens have probability 0. (`tokens` are always the target's ids.)
     lengths: None if every row offers all its nodes; else how many nodes each row offers, from the first. Nodes behind

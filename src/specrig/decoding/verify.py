@@ -49,8 +49,8 @@ def verify(
 
     Above temperature 0 `typical` replaces rejection sampling by that lossy rule, `block` by block verification of
     chains and traversal verification of trees. `simulated` replaces the outcome, after all the work of judging, by a
-    declared acceptance. `choices` `[B, n + 1]`: the most likely tokens by these logits, where they are known. Rows that are not `active` use no random numbers. Returns a Verdict without logits and hidden
-    states.
+    declared acceptance. `choices` `[B, n + 1]` are the most likely tokens by these logits, where they are known. Rows that
+    are not `active` use no random numbers. Returns a Verdict without logits and hidden states.
     """
     active = [True] * len(logits) if active is None else list(active)
     if block and draft.parents is not None and typical is None and not sampler.greedy:

@@ -47,9 +47,8 @@ def verify_tree(
     the path ends.
 
     logits: `[B, n + 1, V]`, the target's at the root and every node; choices: the most likely tokens by these, where
-    they are known. Above temperature 0 an active row takes one
-    uniform for each node that it offers, to judge the node by, and one for the token at the end. The draft is only
-    read; the Verdict holds its tokens and parents for the host.
+    they are known. Above temperature 0 an active row takes one uniform for each node that it offers, to judge the node
+    by, and one for the token at the end. The draft is only read; the Verdict holds its tokens and parents for the host.
     """
     if sampler.greedy:
         return _greedy(draft, argmax(logits) if choices is None else choices)

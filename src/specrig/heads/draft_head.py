@@ -192,9 +192,8 @@ class DraftHead(Checkpoint, LlamaModel):
         self._counts = [len(row) for row in positions]
         if len(positions) == 1:
             own, count = positions[0], len(positions[0])
-            if own[-1] - own[0] < count and on_host(
-                self.device
-            ):  # on a GPU the next pass may overwrite what it returned
+            # A view where they follow each other. On a GPU the next pass may overwrite what this one returned.
+            if on_host(self.device) and own[-1] - own[0] < count:
                 self._features = features[:, own[0] : own[0] + count]
             else:
                 self._features = features.index_select(1, on_device(own, self.device))

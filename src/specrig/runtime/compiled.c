@@ -83,8 +83,8 @@ typedef struct {
     int64_t B, n, end, S, mask_rows, outputs, aux_width; /* mask_rows: B or 1 */
     const uint8_t **masks; /* of each pattern [mask_rows, n, end]: which slots a token sees; null: all */
     const int64_t *tokens, *positions, *slots; /* [B * n] */
-    /* Without positions, slots and masks: all rows' tokens stand behind contexts of one length, end - n, and see them, themselves and
-     * their ancestors. parents: [B * n], of each token among those of its row, before it; -1: the context. Null: a chain. */
+    /* Without positions the pass makes them, slots and masks: all rows' tokens stand behind contexts of one length, end - n, and see them,
+     * themselves and their ancestors. parents: [B * n], of each token among those of its row, before it; -1: the context. Null: a chain. */
     const int64_t *parents;
     const int64_t *rows; /* [outputs]: the tokens whose logits are computed */
     /* Of a head that follows another model: the hidden states before its layer, and what its attention reads. Null for
@@ -111,10 +111,10 @@ INLINE vec load(const void *from, int64_t at, int bf16) {
 
 INLINE void store(void *to, int64_t at, vec x, int bf16) {
     if (!bf16) { *(vec *)((float *)to + at) = x; return; }
-#ifdef __AVX512BF16__ /* to the nearest, ties to even */
+#ifdef __AVX512BF16__ /* to the nearest, ties to even; numbers below 2^-126 become 0 */
     *(half *)((uint16_t *)to + at) = (half)_mm512_cvtneps_pbh((__m512)x);
 #else
-    bits wide = (bits)x;
+    bits wide = (bits)x; /* the same, but for such numbers */
     *(half *)((uint16_t *)to + at) = __builtin_convertvector((wide + 0x7fff + ((wide >> 16) & 1)) >> 16, half);
 #endif
 }
@@ -1029,7 +1029,7 @@ static void lay_out(Pass *p, int64_t *positions, int64_t *slots) {
     p->mask_rows = rows;
 }
 
-void forward(const Pass *given) {
+void forward(Pass *given) {
     Pass p = *given;
     int64_t positions[PASS_TOKENS], slots[PASS_TOKENS];
     if (!p.positions) lay_out(&p, positions, slots);

@@ -74,10 +74,8 @@ class CachedModel(ABC):
     """Whether its passes can be recorded: nothing in them may run on the host or depend on it."""
     consecutive: ClassVar[bool] = False
     """Whether a pass's tokens stand one after another, whatever they see of each other."""
-    sees_ancestors: bool = True
-    """Whether a pass's tokens see the context, their ancestors and themselves, and nothing else."""
     choices: Tensor | None = None
-    """Of the last pass, `[B, n]` int64: each token's most likely next one, of equals the first. None: it is not known yet."""
+    """The highest token of each of the last pass's logits, `[B, n]` int64, of equals the first; None: the pass named none."""
 
     def __init__(
         self, config: Any, *, device: torch.device, dtype: torch.dtype, layout: Sequence[LayerShape] | None = None
@@ -103,6 +101,11 @@ class CachedModel(ABC):
         self._caches: dict[int, KeyValueCache] = {}
         self._table_slots = 0  # the slots that tables of positions have been made for
         self._ancestry: dict[tuple[int, ...], Tensor] = {}
+
+    @property
+    def sees_ancestors(self) -> bool:
+        """Whether a pass's tokens see the context, their ancestors and themselves, and nothing else."""
+        return True
 
     def start(self, batch_size: int, slots: int) -> None:
         """A new batch: empty rows with room for `slots` positions each (allocations are kept and reused)."""

@@ -58,6 +58,9 @@ def pack_weights(study: Study, pair: str, model: str, to: Path, licence: str, *,
             f"{source}: {', '.join(lacking)} is missing; train it first with "
             f"`specrig train --study {study.root / 'study.json'} --pair {pair} --model {model}`"
         )
+    initial, problems = study.training.initial(model), Problems(Positions([]))
+    curve = [point for earlier in initial for point in read_learning_curve(earlier, problems)]
+    problems.stop()
     folder.mkdir(parents=True, exist_ok=True)
     with _reading(source / WEIGHTS):
         found = load_file(source / WEIGHTS)
@@ -70,15 +73,10 @@ def pack_weights(study: Study, pair: str, model: str, to: Path, licence: str, *,
             config = json.loads((source / "config.json").read_bytes())
         config["specrig"] = config.get("specrig", {}) | {"tokenizer": "target"}
         (folder / "config.json").write_text(json.dumps(config) + "\n", encoding="utf-8")
-    initial = study.training.initial(model)
     with _reading(models / TEXT):
         learnt = requests_of(models).union(*map(trained_on, initial))
     write_trained_on(folder, learnt)
-    problems = Problems(Positions([]))
-    curve = [point for earlier in initial for point in read_learning_curve(earlier, problems)]
-    problems.stop()
-    if curve:
-        write_learning_curve(folder, curve)
+    write_learning_curve(folder, curve)
     (folder / CARD).write_text(_card(study, pair, model, folder, licence), encoding="utf-8")
     return folder
 

@@ -37,7 +37,7 @@ class LearningPoint(Settings):
     """Its k."""
     variant: str = ""
     """Its options as records name them, e.g. `nodes10`; empty: the defaults."""
-    acceptance_length: float = Field(ge=1)
+    acceptance_length: float = Field(ge=1, allow_inf_nan=False)
     """Tokens a round, the mean over prompts."""
     prompts: int = Field(ge=1)
     """How many prompts were decoded."""
@@ -52,16 +52,19 @@ def read_learning_curve(folder: Path, problems: Problems) -> list[LearningPoint]
 
 
 def write_learning_curve(folder: Path, points: Iterable[LearningPoint]) -> None:
-    """Write the file of a folder."""
-    lines = ["\t".join(LearningPoint.model_fields)]
-    lines += ["\t".join(f"{value}" for _, value in point) for point in points]
-    (folder / FILE).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    """Write the file of a folder; without rows there is none."""
+    lines = ["\t".join(f"{value}" for _, value in point) for point in points]
+    if not lines:
+        (folder / FILE).unlink(missing_ok=True)
+        return
+    header = "\t".join(LearningPoint.model_fields)
+    (folder / FILE).write_text("".join(f"{line}\n" for line in (header, *lines)), encoding="utf-8")
 
 
 def learning_curves(
-    pairs: Mapping[str, Pair], needs: Collection[str], problems: Problems
+    pairs: Mapping[str, Pair], needs: Mapping[str, Collection[str]], problems: Problems
 ) -> dict[str, dict[str, list[LearningPoint]]]:
-    """Pair -> draft or head -> its rows, for those in `needs` whose local folder has the file.
+    """Pair -> draft or head -> its rows, for those in the pair's `needs` whose local folder has the file.
 
     A folder that several pairs or heads name counts once.
     """
@@ -69,7 +72,7 @@ def learning_curves(
     folders: set[str] = set()
     for name, row in pairs.items():
         for model, folder in {"draft": row.draft, **row.head_folders}.items():
-            if folder and model in needs and folder not in folders:
+            if folder and model in needs[name] and folder not in folders:
                 folders.add(folder)
                 if points := read_learning_curve(Path(folder), problems):
                     found.setdefault(name, {})[model] = points

@@ -77,7 +77,11 @@ def load_study(config: dict[str, Any] | Path, files: Sequence[Path] = ()) -> Stu
     used = dict.fromkeys([*draft.pairs, *(name for entry in draft.methods for name in entry.pairs or ())])
     used |= dict.fromkeys(other for name in used for other in pairs[name].depends_on if other in pairs)
     rows = {name: pairs[name] for name in used}
-    curves = learning_curves(rows, {need for entry in draft.methods for need in entry.needs}, problems)
+    needs = {
+        name: {need for entry in draft.methods if name in (entry.pairs or draft.pairs) for need in entry.needs}
+        for name in rows
+    }
+    curves = learning_curves(rows, needs, problems)
     study = Study.model_validate(_expanded(draft, Rows(pairs=rows, learning_curves=curves), tasks))
     check_cells(study, problems)
     check_pairs(study, problems)

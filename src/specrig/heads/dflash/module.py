@@ -48,7 +48,6 @@ class DFlashHead(DraftHead):
     title: ClassVar[str] = "DFlash head"
     config_class: ClassVar[type[PreTrainedConfig]] = Qwen3Config
     consecutive: ClassVar[bool] = True
-    sees_ancestors = False
 
     def _check(self, tensors: dict[str, Tensor], target: CachedModel) -> None:
         self._check_vocabulary(target)
@@ -118,6 +117,11 @@ class DFlashHead(DraftHead):
             keys = rotate(keys, cos, sin)
             self.cache.write(index, keys.transpose(1, 2), values.transpose(1, 2), at, start + n)
         self.keep([range(len(row)) for row in rows])
+
+    @property
+    def sees_ancestors(self) -> bool:
+        """See `CachedModel`; all of a block see each other."""
+        return False
 
     def _own(self, n: int, parents: Parents | None) -> Tensor:
         """All of a block see each other."""

@@ -125,7 +125,7 @@ class EagleHead(DraftHead):
         return result
 
     @property
-    def sees_ancestors(self) -> bool:  # type: ignore[override]
+    def sees_ancestors(self) -> bool:
         """See `CachedModel`; a level of a tree sees the levels before it."""
         return self._above is None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any, cast
 
 import pandas as pd
@@ -95,10 +96,12 @@ def learning(learnt: pd.DataFrame, decoded: pd.DataFrame, sheet: Sheet) -> Figur
         mark(ax.plot(texts, lengths, **style), style["label"], tips)
 
     ways = decoded.groupby(["pair", "model", "method", "variant", "k", "task"], sort=False)
-    for number, (key, line) in enumerate(ways):
+    drawn = Counter[str]()  # lines of each method, which share its colour
+    for key, line in ways:
         pair, _, method, variant, k, task = cast("tuple[str, str, str, str, int, str]", key)
         label = f"{row_label({'method': method, 'variant': variant, 'lossless': True, 'k': k})}, decoded on {task}"
-        dashes = LINES[number % len(LINES)]
+        dashes = LINES[drawn[method] % len(LINES)]
+        drawn[method] += 1
         plot(pair, method, label, line["texts_seen"], line["acceptance_length"], linestyle=dashes)
     for key, line in learnt.groupby(["pair", "model"], sort=False):
         pair, model = cast("tuple[str, str]", key)
