@@ -30,7 +30,7 @@ INDEX, FIGURE, PAGE = "README.md", "headline.svg", "index.html"
 """The files that `write_gallery` writes."""
 LEAST = 2
 """A pair with fewer methods is left out of the figure, unless there are no others."""
-MOST = 14
+MOST = 12
 """So many pairs are in the figure, those with most methods: pages load it whole."""
 COLUMNS = 2
 
