@@ -22,7 +22,7 @@ from specrig.heads.markov import MarkovBias
 from specrig.runtime import compiled
 from specrig.runtime.attention import FULL
 from specrig.runtime.decode_pass import compile_passes, round_weights
-from specrig.runtime.device import on_device, on_host, padded
+from specrig.runtime.device import on_device, padded
 from specrig.runtime.linear import Float32Linear, Linear
 from specrig.runtime.llama_model import LlamaModel
 from specrig.runtime.model import CachedModel
@@ -192,8 +192,8 @@ class DraftHead(Checkpoint, LlamaModel):
         self._counts = [len(row) for row in positions]
         if len(positions) == 1:
             own, count = positions[0], len(positions[0])
-            # A view where they follow each other. On a GPU the next pass may overwrite what this one returned.
-            if on_host(self.device) and own[-1] - own[0] < count:
+            # A view where they follow each other, unless the target's next pass may overwrite what this one returned.
+            if self.target.replay is None and own[-1] - own[0] < count:
                 self._features = features[:, own[0] : own[0] + count]
             else:
                 self._features = features.index_select(1, on_device(own, self.device))
