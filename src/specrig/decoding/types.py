@@ -145,12 +145,12 @@ class Context:
 
 def chain_draft(rows: Sequence[Sequence[int]], device: Any, **known: Any) -> Draft:
     """A draft of chains that the host knows: each row's tokens. known: other fields of the Draft."""
-    from specrig.runtime.device import on_device
+    from specrig.runtime.device import filled, on_device
 
     lengths = [len(row) for row in rows]
     n = max(lengths)
-    filled = [[*row, *[0] * (n - len(row))] for row in rows]
-    return Draft(on_device(filled, device).view(len(rows), n), lengths=lengths, rows=filled, **known)
+    listed = filled(rows, n)
+    return Draft(on_device(listed, device).view(len(rows), n), lengths=lengths, rows=listed, **known)
 
 
 def tree_draft(trees: Sequence[tuple[list[int], list[int]]], device: Any, **known: Any) -> Draft:

@@ -30,7 +30,7 @@ from specrig.decoding.sampling import Sampler, argmax, draw, to_full_vocabulary
 from specrig.decoding.simulated import SimulatedAcceptance
 from specrig.decoding.types import Criterion, Draft, Verdict
 from specrig.decoding.verify_traversal import verify_traversal
-from specrig.decoding.verify_tree import verify_tree
+from specrig.decoding.verify_tree import verify_tree, verify_tree_greedy
 from specrig.runtime.device import on_device
 
 
@@ -53,12 +53,13 @@ def verify(
     are not `active` use no random numbers. Returns a Verdict without logits and hidden states.
     """
     active = [True] * len(logits) if active is None else list(active)
-    if block and draft.parents is not None and typical is None and not sampler.greedy:
+    if sampler.greedy:
+        choices = argmax(logits) if choices is None else choices
+        verdict = _chain_greedy(draft, choices) if draft.parents is None else verify_tree_greedy(draft, choices)
+    elif block and draft.parents is not None and typical is None:
         verdict = verify_traversal(draft, logits, sampler, active)
-    elif draft.parents is not None or (typical is not None and not sampler.greedy):
-        verdict = verify_tree(draft, logits, sampler, active, typical, choices)
-    elif sampler.greedy:
-        verdict = _chain_greedy(draft, argmax(logits) if choices is None else choices)
+    elif draft.parents is not None or typical is not None:
+        verdict = verify_tree(draft, logits, sampler, active, typical)
     else:
         verdict = _chain_sampled(draft, logits, sampler, active, block)
     return verdict if simulated is None else simulated(verdict, draft, active)
@@ -67,11 +68,13 @@ def verify(
 def _chain_greedy(draft: Draft, choices: Tensor) -> Verdict:
     """Temperature 0: the longest prefix of each row's chain that equals the target's own choices `[B, n + 1]`."""
     # One transfer to the host a round: everything else is list work on a few integers.
-    m = choices.shape[1]
-    rows = torch.cat((choices, draft.tokens), 1).tolist() if draft.rows is None else choices.tolist()
+    if draft.rows is None:
+        m = choices.shape[1]
+        pairs = [(row[:m], row[m:]) for row in torch.cat((choices, draft.tokens), 1).tolist()]
+    else:
+        pairs = list(zip(choices.tolist(), draft.rows, strict=True))
     verdict = Verdict([], [], [], [])
-    for index, (row, length) in enumerate(zip(rows, draft.offered, strict=True)):
-        chosen, drafted = row[:m], row[m:] if draft.rows is None else draft.rows[index]
+    for (chosen, drafted), length in zip(pairs, draft.offered, strict=True):
         accepted = 0
         while accepted < length and drafted[accepted] == chosen[accepted]:
             accepted += 1

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specrig.decoding.sampling import Sampler, argmax, draw, to_full_vocabulary
+from specrig.decoding.sampling import Sampler, draw, to_full_vocabulary
 from specrig.decoding.types import Criterion, Draft, Verdict
 from specrig.runtime.device import on_device, on_host
 
@@ -41,17 +41,14 @@ def verify_tree(
     sampler: Sampler,
     active: Sequence[bool],
     typical: Criterion | None,
-    choices: Tensor | None = None,
 ) -> Verdict:
-    """Walk each row's tree from the root: accept a child where the rule says so, add a token of the target's own where
-    the path ends.
+    """Above temperature 0. Walk each row's tree from the root: accept a child where the rule says so, add a token of the
+    target's own where the path ends.
 
-    logits: `[B, n + 1, V]`, the target's at the root and every node; choices: the most likely tokens by these, where
-    they are known. Above temperature 0 an active row takes one uniform for each node that it offers, to judge the node
-    by, and one for the token at the end. The draft is only read; the Verdict holds its tokens and parents for the host.
+    logits: `[B, n + 1, V]`, the target's at the root and every node. An active row takes one uniform for each node that
+    it offers, to judge the node by, and one for the token at the end. The draft is only read; the Verdict holds its
+    tokens and parents for the host.
     """
-    if sampler.greedy:
-        return _greedy(draft, argmax(logits) if choices is None else choices)
     draft, p, uniforms = prepared(draft, logits, sampler, active)
     if typical is not None:
         return _typical(draft, p, uniforms, typical)
@@ -131,7 +128,7 @@ def _first(children: Children, accepted: Test) -> list[int]:
     return path
 
 
-def _greedy(draft: Draft, choices: Tensor) -> Verdict:
+def verify_tree_greedy(draft: Draft, choices: Tensor) -> Verdict:
     """Temperature 0: a child is accepted where its token is the target's choice at its parent. choices: `[B, n + 1]`."""
     verdict = empty_verdict(draft)
     for row in read_rows(draft, choices):

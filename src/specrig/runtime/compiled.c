@@ -924,6 +924,15 @@ INLINE vec load_row(const void *from, int64_t row, int64_t V, int64_t at, int bf
     return *(const vec *)last;
 }
 
+/* The highest of the places [from, to) of the row of V that begins at `row`, of equals the first, and its place; `from` is a multiple of
+ * W, and so is `to` or V itself. The place is 0 where all are -infinity. */
+INLINE float highest_between(const void *x, int64_t row, int64_t V, int64_t from, int64_t to, int bf16, int64_t *place) {
+    Highest found = highest_of_none();
+    for (int64_t at = from; at < to; at += W) found = highest_with(found, load_row(x, row, V, at, bf16), at);
+    *place = 0;
+    return first_highest(found, place);
+}
+
 /* weights: how those of products lie; all else is of `kind`. */
 INLINE void run(const Pass *p, int t, int T, int kind, int weights) {
     const int bf16 = kind != WHOLE, inputs = kind == PAIRED; /* the type of weights, cache and results; that of products' inputs */
@@ -986,10 +995,8 @@ INLINE void run(const Pass *p, int t, int T, int kind, int weights) {
     typedef struct { float most; int32_t place; } Best;
     Best *const best = (Best *)turned; /* a pass has few rows, so they fit */
     for (int64_t i = 0; i < p->outputs; i++) {
-        Highest found = highest_of_none();
-        for (int64_t at = from * W; at < to * W && at < p->words; at += W) found = highest_with(found, load_row(p->logits, i * p->V, p->words, at, bf16), at);
-        int64_t place = 0;
-        best[i].most = first_highest(found, &place);
+        int64_t place;
+        best[i].most = highest_between(p->logits, i * p->V, p->words, from * W, to * W < p->words ? to * W : p->words, bf16, &place);
         best[i].place = place;
     }
     #pragma omp barrier
@@ -1065,12 +1072,7 @@ void keep_path(char *entries, int64_t layers, int64_t B, int64_t heads, int64_t 
 /* Of each row of logits [rows, V] the place of the highest; of equals the first. */
 void argmax(int64_t *out, const void *logits, int64_t rows, int64_t V, int bf16, int threads) {
     #pragma omp parallel for num_threads(threads)
-    for (int64_t r = 0; r < rows; r++) {
-        Highest found = highest_of_none();
-        for (int64_t c = 0; c < V; c += W) found = highest_with(found, load_row(logits, r * V, V, c, bf16), c);
-        out[r] = 0;
-        first_highest(found, out + r);
-    }
+    for (int64_t r = 0; r < rows; r++) highest_between(logits, r * V, V, 0, V, bf16, out + r);
 }
 
 /* Whether any of x's numbers is above the same place's of y. */
@@ -1232,10 +1234,7 @@ void greedy_chain(int64_t *out, const void *logits, const Bias *bias, int64_t B,
         for (int64_t slot = 0; slot < B * k; slot++) {
             const int first = slot % k == 0;
             scores_of(scores, logits, slot, V, from, to, first ? 0 : bias, first ? 0 : out[slot - 1], bf16);
-            Highest found = highest_of_none();
-            for (int64_t block = from; block < to; block++) found = highest_with(found, load(scores, block * W, 0), block * W);
-            indices[t] = 0;
-            highest[t] = first_highest(found, indices + t);
+            highest[t] = highest_between(scores, 0, V, from * W, to * W, 0, indices + t);
             #pragma omp barrier
             #pragma omp single
             {

@@ -43,9 +43,14 @@ def constant(values: tuple[int, ...], device: torch.device) -> Tensor:
         return torch.tensor(values, device=device)
 
 
+def filled(rows: Sequence[Sequence[int]], width: int) -> list[list[int]]:
+    """Rows of token ids with zeros behind shorter rows, `width` ids each."""
+    return [[*row, *[0] * (width - len(row))] for row in rows]
+
+
 def padded(rows: Sequence[Sequence[int]], width: int, device: torch.device) -> Tensor:
     """Rows of token ids as a tensor `[B, width]`: left-aligned, zeros behind shorter rows."""
-    return on_device([[*row, *[0] * (width - len(row))] for row in rows], device).view(len(rows), width)
+    return on_device(filled(rows, width), device).view(len(rows), width)
 
 
 def at_each(states: Tensor, positions: Sequence[int]) -> Tensor:
