@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from ctypes import addressof
 from math import exp, isqrt, log
 from typing import Any
@@ -32,11 +33,12 @@ from specrig.heads.likeliest import likeliest
 from specrig.heads.markov import MarkovBias
 from specrig.heads.p_eagle import module as p_eagle
 from specrig.heads.p_eagle.module import PEagleHead
-from specrig.runtime import compiled, compiler, decode_pass
+from specrig.runtime import compiled, compiler, decode_pass, llama_model
 from specrig.runtime.compiled import MAX_TOKENS
 from specrig.runtime.linear import Linear, kernel_choice
 from specrig.runtime.llama_model import LlamaModel
 from specrig.runtime.pruned import follow, prune
+from specrig.runtime.replay import Replay
 from specrig.runtime.transformers_model import cached_model
 
 SHAPE: dict[str, Any] = {
@@ -242,7 +244,13 @@ def untrained(kind: Any) -> Callable[..., dict[str, torch.Tensor]]:
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 0.15)])
 @pytest.mark.parametrize("kind", MODULES)
-def test_compiled_passes_of_a_head_say_what_torch_says(kind: Any, dtype: torch.dtype, tolerance: float) -> None:
+@pytest.mark.parametrize("most", [MAX_TOKENS, 5])
+def test_compiled_passes_of_a_head_say_what_torch_says(
+    kind: Any, dtype: torch.dtype, tolerance: float, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """most: tokens that run at once; of 5 each row of a tree's second level runs by itself."""
+    for module in (decode_pass, llama_model):
+        monkeypatch.setattr(module, "MAX_TOKENS", most)
     target = model(MODELS["grouped heads"], "never", dtype)
     module, few = MODULES[kind], torch.arange(0, 48, 3) if kind is EagleHead else 16
     for config in (module.head_config(target.config), module.head_config(target.config, few)):
@@ -325,6 +333,69 @@ def test_without_the_processors_bfloat16_instructions_it_says_the_same(
             assert (mine - theirs).float().norm() <= 0.15 * theirs.float().norm()
     finally:
         compiled.library.cache_clear()
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["grouped heads", "a window"])
+@pytest.mark.parametrize("level", [False, True])
+def test_a_pass_of_many_rows_is_to_the_last_bit_that_of_each_row(name: str, dtype: torch.dtype, level: bool) -> None:
+    """More tokens than compiled code runs at once. level: whether the contexts have one length."""
+    found = model(MODELS[name], "always", dtype)
+    found.aux_layers = (0, 2)
+    trees, kept = ([-1, 0, 0, 1], [-1, -1, 0, 1]), ([0, 2], [1])
+
+    def passes(rows: Sequence[int]) -> list[torch.Tensor]:
+        found.start(len(rows), 64)
+        contexts = [[(7 * row + place) % 60 for place in range(5 if level else 1 + row % 7)] for row in rows]
+        for count in range(max(map(len, contexts))):  # prompts of different widths may be computed differently
+            found.catch_up([context[: count + 1] for context in contexts], [False] * len(rows))
+        tokens = torch.tensor([[row, row + 1, row + 2, row + 3] for row in rows])
+        outputs = [*found.forward(tokens, parents=[trees[row % 2] for row in rows])]
+        assert found.aux_hidden_states is not None and found.choices is not None
+        outputs += [found.aux_hidden_states, found.choices]
+        found.keep([kept[0 if level else row % 2] for row in rows])
+        return [*outputs, *found.forward(tokens, last=[range(1, 3)] * len(rows))]
+
+    rows = range(37)
+    assert 4 * len(rows) > 2 * MAX_TOKENS
+    alone = [passes([row]) for row in rows]
+    for whole, parts in zip(passes(rows), zip(*alone, strict=True), strict=True):
+        assert torch.equal(whole, torch.cat(parts))
+
+
+@pytest.mark.parametrize(("compiled_s", "torch_s"), [(1.0, 3.0), (3.0, 1.0)])
+def test_wide_passes_run_where_they_take_less_time(
+    compiled_s: float, torch_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one is timed both ways, which is no time of the measurement."""
+    found = model(MODELS["grouped heads"], "always")
+    assert isinstance(found.compiled, decode_pass.DecodePass)
+    found.compiled.wide = None
+    passed, ways = [0.0], list[str]()
+
+    def counting(way: str, seconds: float, run: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*given: Any, **named: Any) -> Any:
+            ways.append(way)
+            passed[0] += seconds
+            return run(*given, **named)
+
+        return counted
+
+    monkeypatch.setattr(found, "now", lambda: passed[0])
+    monkeypatch.setattr(found, "_hidden", counting("torch", torch_s, found._hidden))
+    monkeypatch.setattr(found.compiled, "_rows", counting("compiled", compiled_s, found.compiled._rows))
+    monkeypatch.setattr(Replay, "spent", 0.0)
+    tokens = torch.ones((MAX_TOKENS, 2), dtype=torch.long)
+    found.start(len(tokens), 8)
+    logits, _ = found.forward(tokens)
+    chosen = "compiled" if 2 * compiled_s < torch_s else "torch"
+    assert Counter(ways[:-1] if chosen == "torch" else ways[:-2]) == {"torch": 2, "compiled": 4}
+    assert ways[-1] == chosen and Replay.spent == 2 * torch_s + 4 * compiled_s
+    assert found.choices is None if chosen == "torch" else torch.equal(found.choices, compiled.argmax(logits))
+    del ways[:]
+    found.forward(tokens)
+    assert set(ways) == {chosen}
 
 
 def test_large_gates_close_and_open() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import lzma
+import shutil
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -300,6 +301,25 @@ def test_more_text_leaves_the_shards_that_are_there(
     assert other.folder != again.folder
 
 
+def test_shards_grow_but_those_of_an_earlier_version_go_on_as_they_began(
+    written: Path, target: Path, tiny_corpus: Path, tmp_path: Path
+) -> None:
+    def ranges(folder: Path, **text: Any) -> list[tuple[float, float]]:
+        shards = TextShards(folder, recipe(text=MIXED["text"] | text), tiny_corpus / "corpus", target, "cpu")
+        batch = shards.recipe.text.batch
+        return [(first / batch, end / batch) for first, end in map(shards._range, range(5))]
+
+    growing = [(0, 2), (2, 6), (6, 14), (14, 22), (22, 30)]
+    assert ranges(tmp_path / "new") == ranges(written / "text") == growing
+    earlier = tmp_path / "earlier"
+    shutil.copytree(written / "text", earlier)
+    manifest = next(earlier.glob("*/manifest.json"))
+    content = json.loads(manifest.read_bytes())
+    del content["largest"]
+    manifest.write_text(json.dumps(content))
+    assert ranges(earlier) == ranges(tmp_path / "own", shards=earlier) == [(at, at + 2) for at in range(0, 10, 2)]
+
+
 def test_shards_from_elsewhere_are_read_first(
     written: Path, target: Path, tiny_corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -369,6 +389,6 @@ def test_the_plan_counts_requests_that_are_dropped(workplace: Path) -> None:
 def test_a_target_that_writes_no_usable_request_is_given_up(target: Path, tiny_corpus: Path, tmp_path: Path) -> None:
     """Here no sequence has room for a request and its answer, so that not one token is written."""
     short = recipe(prompts="self", text=MIXED["text"] | {"sequence": 32})
-    with pytest.raises(TrainingError, match=r"no new request in 16 shards .*raise training\.text\.sequence or"):
+    with pytest.raises(TrainingError, match=r"no new request in 5 shards .*raise training\.text\.sequence or"):
         write_text(short, tiny_corpus / "corpus", tmp_path, target)
-    assert len(list(tmp_path.glob("text/*/heldout-*.jsonl"))) == 16
+    assert len(list(tmp_path.glob("text/*/heldout-*.jsonl"))) == 5

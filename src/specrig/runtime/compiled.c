@@ -80,7 +80,7 @@ typedef struct {
     const float *cos, *sin; /* [S, d]; the sign of rotate_half is in `sin` */
     Layer *layer;
     /* of one pass */
-    int64_t B, n, end, S, mask_rows, outputs, aux_width; /* mask_rows: B or 1 */
+    int64_t B, n, end, S, mask_rows, outputs, aux_width, first_row; /* mask_rows: B or 1; first_row: the first one's in the cache */
     const uint8_t **masks; /* of each pattern [mask_rows, n, end]: which slots a token sees; null: all */
     const int64_t *tokens, *positions, *slots; /* [B * n] */
     /* Without positions the pass makes them, slots and masks: all rows' tokens stand behind contexts of one length, end - n, and see them,
@@ -860,7 +860,7 @@ INLINE void attention(void *attended, float *qkv, const Layer *layer, const Pass
     const uint8_t *const mask = p->masks[layer->pattern];
     SHARE(p->B * p->n * H)
     for (int64_t item = from, count; item < to; item += count) {
-        const int64_t all = p->n * G, head = item / all, at = item % all, b = head / p->K, offset = head * p->S * d * (bf16 ? 2 : 4);
+        const int64_t all = p->n * G, head = item / all, at = item % all, b = head / p->K, offset = (p->first_row * p->K + head) * p->S * d * (bf16 ? 2 : 4);
         const uint8_t *masks[MATRIX_QUERIES];
         int64_t where[MATRIX_QUERIES], positions[MATRIX_QUERIES]; /* of the queries among the heads of all tokens, and in their rows */
         count = all - at < to - item ? all - at : to - item;
@@ -967,7 +967,7 @@ INLINE void run(const Pass *p, int t, int T, int kind, int weights) {
         { SHARE(Q / W) product(qkv, input, rows, layer->qkv, layer->qkv_bias, width, Q, from, to, 0, 0, weights); }
         #pragma omp barrier
         { SHARE(rows * K) for (int64_t item = from; item < to; item++) { /* keys and values into the cache */
-            int64_t r = item / K, head = item % K, place = ((r / p->n * K + head) * p->S + p->slots[r]) * d;
+            int64_t r = item / K, head = item % K, place = (((p->first_row + r / p->n) * K + head) * p->S + p->slots[r]) * d;
             float *key = qkv + r * Q + (H + head) * d, *value = key + K * d;
             rotate(turned, key, layer->k_norm, p, p->positions[r], bf16);
             for (int64_t i = 0; i < d; i += W) {

@@ -67,7 +67,7 @@ class _Pass(Structure):
         ("eps", c_double),
         *_pointers("embedding norm head cos sin"),
         ("layer", POINTER(_Layer)),
-        *_integers("B n end S mask_rows outputs aux_width"),
+        *_integers("B n end S mask_rows outputs aux_width first_row"),
         *_pointers("masks tokens positions slots parents rows input reads embedding_norm input_norm fc"),
         *_integers("R F"),
         *_pointers("hidden logits choices"),
@@ -168,6 +168,7 @@ class DecodePass:
         """model: one that `supports_model`. eight_bits: whether products' weights are rounded (`to_eight_bits`)."""
         self.model, self.eight_bits = model, eight_bits
         self.kept: Sequence[int] = range(len(model.blocks))  # the layers that a pass runs
+        self.wide = True if kernel_choice.compiled == "always" else None
         self.library = library()
         self.blocks = [self._laid_out(layer) for layer in model.linears()]
         self.single_thread = model.weight_bytes() <= SINGLE_THREAD_BYTES
@@ -244,7 +245,28 @@ class DecodePass:
     def __call__(
         self, tokens: Tensor, step: Step | LevelStep, last: Positions | None, features: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """As `CachedModel._run`."""
+        """As `CachedModel._run`. Of more than `MAX_TOKENS` tokens some rows run at a time."""
+        (B, n), model = tokens.shape, self.model
+        if B * n <= MAX_TOKENS:
+            return self._rows(tokens, step, last, features, 0)
+        found, aux, choices = [], [], []
+        for first in range(0, B, MAX_TOKENS // n):
+            rows = slice(first, first + MAX_TOKENS // n)
+            own_last, own_features = last and last[rows], None if features is None else features[rows]
+            found.append(self._rows(tokens[rows], step.of_rows(rows), own_last, own_features, first))
+            aux.append(model.aux_hidden_states)
+            choices.append(model.choices)
+        logits, hidden = map(torch.cat, zip(*found, strict=True))
+        if model.aux_layers:
+            model.aux_hidden_states = torch.cat(aux)
+        if model.choices is not None:
+            model.choices = torch.cat(choices)
+        return logits, hidden
+
+    def _rows(
+        self, tokens: Tensor, step: Step | LevelStep, last: Positions | None, features: Tensor | None, first_row: int
+    ) -> tuple[Tensor, Tensor]:
+        """A call of at most `MAX_TOKENS` tokens. first_row: of the cache's rows, the one of the first tokens."""
         model, args = self.model, self.args
         B, n = tokens.shape
         if self._bound[0] is not model.cache or self._bound[1] is not model.cos:
@@ -254,7 +276,7 @@ class DecodePass:
         hidden = torch.empty((B, n, args.D), dtype=model.dtype)
         logits = torch.empty((B, m, args.V), dtype=model.dtype)
         aux = self._aux_hidden_states(B, n)
-        args.B, args.n, args.end, args.outputs = B, n, step.end, B * m
+        args.B, args.n, args.end, args.outputs, args.first_row = B, n, step.end, B * m, first_row
         args.threads = 1 if self.single_thread else torch.get_num_threads()
         # Of a head that follows another model: what its layers begin with, and what its attention reads.
         inputs, reads = (features, None) if model.entry_norms else model.entry(tokens, features) or (None, None)

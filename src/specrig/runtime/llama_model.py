@@ -5,6 +5,7 @@ transformers' own forward, which are most of a small model's step.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Protocol
 
 import torch
@@ -16,10 +17,13 @@ from specrig.runtime.device import Positions, in_each
 from specrig.runtime.linear import Linear
 from specrig.runtime.model import CachedModel, LevelStep, Step
 from specrig.runtime.pointwise import Arithmetic, fused, rotate, swiglu
+from specrig.runtime.replay import Replay
 from specrig.runtime.types import Parents
 
 MAX_GROUPED = 64
 """Most tokens a row for which attention on a processor lays out grouped heads as queries, with a mask for each."""
+TIMED = 2
+"""Wide passes that are timed in torch and in compiled code."""
 LLAMA_SHAPED = {"llama", "mistral", "qwen2", "qwen3"}
 """Architectures of `LlamaModel`: pre-norm RMSNorm, rotary positions, SwiGLU, optional qkv bias and q/k norms."""
 
@@ -83,6 +87,9 @@ class View:
 
 class CompiledPass(Protocol):
     """Passes of a few tokens in compiled code (`decode_pass.DecodePass`)."""
+
+    wide: bool | None
+    """Whether it also runs passes of more than `MAX_TOKENS` tokens, some rows at a time; None: not timed yet."""
 
     def __call__(
         self, tokens: Tensor, step: Step | LevelStep, last: Positions | None, features: Tensor | None
@@ -223,6 +230,8 @@ class LlamaModel(CachedModel):
     def _pass(
         self, tokens: Tensor, parents: Parents | None, features: Tensor | None, last: Positions | None
     ) -> tuple[Tensor, Tensor]:
+        if tokens.numel() > MAX_TOKENS:
+            self._time_wide(tokens, parents, features, last)
         compiled, end = self._compiled_for(tokens), self.lengths[0] + tokens.shape[1]
         if (
             compiled is None
@@ -237,7 +246,25 @@ class LlamaModel(CachedModel):
 
     def _compiled_for(self, tokens: Tensor) -> CompiledPass | None:
         """What runs a pass of these tokens; None: torch does."""
-        return None if self.cache.scattered or tokens.numel() > MAX_TOKENS else self.compiled
+        if self.compiled is None or self.cache.scattered:
+            return None
+        fits = tokens.numel() <= MAX_TOKENS or (tokens.shape[1] <= MAX_TOKENS and self.compiled.wide)
+        return self.compiled if fits else None
+
+    def _time_wide(
+        self, tokens: Tensor, parents: Parents | None, features: Tensor | None, last: Positions | None
+    ) -> None:
+        """Choose what runs passes of more tokens than compiled code runs at once, by running the first one both ways."""
+        compiled = self.compiled
+        if compiled is None or compiled.wide is not None or self.cache.scattered or tokens.shape[1] > MAX_TOKENS:
+            return
+        began, seconds = self.now(), {False: inf, True: inf}
+        for compiled.wide in (False, True) * TIMED:
+            started = self.now()
+            self._pass(tokens, parents, features, last)
+            seconds[compiled.wide] = min(seconds[compiled.wide], self.now() - started)
+        compiled.wide, self.choices = seconds[True] < seconds[False], None
+        Replay.spent += self.now() - began  # a warm-up has them, but for that of a batch with fewer rows
 
     def _run(
         self, tokens: Tensor, step: Step, features: Tensor | None, last: Positions | None

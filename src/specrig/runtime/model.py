@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -50,6 +50,16 @@ class Step:
     fixed: bool = False
     first: bool = False
 
+    def of_rows(self, rows: slice) -> Step:
+        """The step of these rows alone, over the same slots."""
+
+        def own(index: Tensor | slice) -> Tensor | slice:
+            return index if isinstance(index, slice) else index[rows]
+
+        masks = {id(mask): mask[rows] if mask.dim() == 4 else mask for mask in self.masks if mask is not None}
+        shared = [None if mask is None else masks[id(mask)] for mask in self.masks]
+        return replace(self, positions=own(self.positions), slots=own(self.slots), masks=shared)
+
 
 @dataclass(slots=True)
 class LevelStep:
@@ -60,6 +70,10 @@ class LevelStep:
 
     end: int
     parents: Sequence[Sequence[int]] | None
+
+    def of_rows(self, rows: slice) -> LevelStep:
+        """The step of these rows alone."""
+        return replace(self, parents=None if self.parents is None else self.parents[rows])
 
 
 class CachedModel(ABC):

@@ -175,15 +175,18 @@ def sample(logits: Tensor, pieces: Sequence[Piece], streams: Sequence[np.random.
         return found
     temperatures = torch.tensor([[pieces[at].temperature] for at in left], device=logits.device)
     probs = torch.softmax(logits[left].float() / temperatures, -1)
-    probs = torch.nn.functional.pad(probs, (0, -probs.shape[-1] % BLOCK))
+    if short := -probs.shape[-1] % BLOCK:
+        probs = torch.nn.functional.pad(probs, (0, short))
     sums = probs.view(len(left), -1, BLOCK).sum(-1).double().cumsum(-1)
     while left:
         uniforms = torch.tensor([streams[at].random() for at in left], dtype=torch.float64, device=logits.device)
         tokens = _draw(probs, sums, uniforms)
         # A token is outside of the nucleus where those that are likelier have all its probability: draw again.
-        own = probs.gather(1, tokens.unsqueeze(1))
-        above = torch.where(probs > own, probs, 0.0).sum(-1).tolist()
-        again = [n for n, at in enumerate(left) if above[n] >= pieces[at].top_p]
+        again = [n for n, at in enumerate(left) if pieces[at].top_p < 1]
+        if again:
+            nuclei = probs[again]
+            above = torch.where(nuclei > nuclei.gather(1, tokens[again].unsqueeze(1)), nuclei, 0.0).sum(-1).tolist()
+            again = [n for n, likelier in zip(again, above, strict=True) if likelier >= pieces[left[n]].top_p]
         for n, token in enumerate(tokens.tolist()):
             found[left[n]] = token
         if not again:

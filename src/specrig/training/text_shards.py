@@ -37,12 +37,15 @@ from specrig.training.trainer import training_device
 
 Part = Literal["train", "heldout"]
 SHARD = 2
-"""Texts of a shard, in those that are written side by side."""
-FRUITLESS = 16
+"""Texts of the first shard, in those that are written side by side. Each shard has twice as many as the one before."""
+LARGEST = 8
+"""Texts of the largest shards: fewer rows stand empty at the end of a long shard, and more is lost when it is cut."""
+FRUITLESS = 5
 """After so many shards in a row without a new text a target that writes its own requests is given up: it would write
 for ever.
 """
 _WRITTEN = TypeAdapter(Written)
+_AGAIN = "delete its folder: the texts are written again"
 
 
 class TextShards:
@@ -132,22 +135,29 @@ class TextShards:
                 reason = f"{path} is damaged and will be made again: line {error}."
                 print(f"{reason} It is kept as {kept_as.name}.", file=sys.stderr)
         if not path.is_file():
-            size = SHARD * self.recipe.text.batch
-            planned = list(itertools.islice(self._plan(part), shard * size, (shard + 1) * size))
+            first, end = self._range(shard)
+            planned = list(itertools.islice(self._plan(part), first, end))
             if not planned:
                 return None
-            texts = [text for text in self._write(part, shard * size, planned) if not self._evaluated(text)]
+            texts = [text for text in self._write(part, first, planned) if not self._evaluated(text)]
             write_atomically(path, "".join(json.dumps(asdict(text)) + "\n" for text in texts))
         return _texts_of(path)
+
+    def _range(self, shard: int) -> tuple[int, int]:
+        """The first text that is planned for a shard, and the first one behind it."""
+        sizes = [self.recipe.text.batch * min(SHARD << at, self._largest) for at in range(shard + 1)]
+        return sum(sizes[:-1]), sum(sizes)
 
     def _plan(self, part: Part) -> Iterator[Planned]:
         return plan(self.groups[part], self.recipe, self.target, self.tokenizer)
 
     def _write(self, part: Part, first: int, planned: Sequence[Planned]) -> list[Written]:
-        text = self.recipe.text
-        scripts = [self._script(part, first + at, each) for at, each in enumerate(planned)]
-        seeds = [number(self.recipe.seed, "text", part, first + at) for at in range(len(planned))]
-        done = dict(self._opened().write(scripts, seeds, text.batch, self.width))
+        # Those that take longest begin first, so that few rows stand empty while the last ones end.
+        order = sorted(range(len(planned)), key=lambda at: planned[at].kind != SELF_LONG)
+        scripts = [self._script(part, first + at, planned[at]) for at in order]
+        seeds = [number(self.recipe.seed, "text", part, first + at) for at in order]
+        written = self._opened().write(scripts, seeds, self.recipe.text.batch, self.width)
+        done = {order[at]: texts for at, texts in written}
         return [each for at in range(len(planned)) for each in done[at]]
 
     def _script(self, part: Part, at: int, planned: Planned) -> Script[list[Written]]:
@@ -171,13 +181,12 @@ class TextShards:
             manifest = self.folder / MANIFEST
             where, text = training_device(self.device), self.recipe.text
             if manifest.is_file():
-                again = "delete its folder: the texts are written again"
-                precision: Precision = _manifest(manifest, "precision", again)
+                precision: Precision = _manifest(manifest, "precision", _AGAIN)
                 if precision not in get_args(Precision):
-                    raise TrainingError(f"{manifest}: {str(precision)[:80]!r} is no precision; {again}")
+                    raise TrainingError(f"{manifest}: {str(precision)[:80]!r} is no precision; {_AGAIN}")
             else:
                 precision = fastest(self.target, where, text.batch, self.width)
-                content = {"key": self.key, "precision": precision, **self._settings}
+                content = {"key": self.key, "precision": precision, "largest": self._largest, **self._settings}
                 write_atomically(manifest, json.dumps(content, indent=1) + "\n")
             self._writer = Writer(self.target, where, precision)
         return self._writer
@@ -187,6 +196,16 @@ class TextShards:
         if text.kind in WRITTEN_BY_TARGET:
             return any(self.overlap.near(request) for request in text.requests)
         return any(normalized(request) in self.overlap.whole for request in text.requests)
+
+    @cached_property
+    def _largest(self) -> int:
+        """As `LARGEST`, of this recipe's shards, which an earlier version may have begun: its manifests do not say it,
+        and all its shards are equally large.
+        """
+        own = [self.folder / MANIFEST, *(each for each in self.shared if each.parent.name == self.folder.name)]
+        first = next((manifest for manifest in own if manifest.is_file()), None)
+        found: int = LARGEST if first is None else _manifest(first, "largest", _AGAIN, SHARD)
+        return found
 
     @cached_property
     def _settings(self) -> dict[str, Any]:
@@ -242,11 +261,12 @@ def _texts_of(file: Path) -> list[Written]:
     return found
 
 
-def _manifest(file: Path, key: str, fix: str) -> Any:
-    """What a manifest says under a key. Raises TrainingError where it does not."""
+def _manifest(file: Path, key: str, fix: str, default: Any = None) -> Any:
+    """What a manifest says under a key. Raises TrainingError where it does not, and there is no default."""
     try:
-        return json.loads(file.read_bytes())[key]
-    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        content = json.loads(file.read_bytes())
+        return content[key] if default is None else content.get(key, default)
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise TrainingError(f"{file}: it does not say the {key} of these texts ({first_line(error)}); {fix}") from error
 
 
