@@ -35,9 +35,10 @@ from specrig.models import hub
 from specrig.models.endpoint import Endpoint
 from specrig.models.pair import PairFiles
 from specrig.services import protocol
+from specrig.services.app import ServingError
 from specrig.services.client import RowsClient, ServiceError
 from specrig.services.coordinator import BatchedClient, Coordinator
-from specrig.services.coordinator_app import coordinator_app
+from specrig.services.coordinator_app import _expect, coordinator_app
 from specrig.services.protocol import RowRequest
 
 K, LENGTH = 4, 24
@@ -332,9 +333,21 @@ def test_full_queues_say_when_to_come_again(fleet: Fleet, pair: PairFiles) -> No
                 response.headers["Retry-After"] == "1"
                 and "1 requests wait already" in response.json()["error"]["message"]
             )
-    rows = [RowRequest(number, 0, [1]) for number in range(1025)]
+    rows = [RowRequest(number, 0, [1]) for number in range(1100)]  # 1,024 may wait, beside those of a batch that run
     with pytest.raises(ServiceError, match=r"status 503: .*rows wait already"):
         RowsClient(fleet.urls["target"]).run(rows)
+
+
+def test_draft_tokens_are_refused_where_nothing_drafts(fleet: Fleet, pair: PairFiles) -> None:
+    def made() -> Coordinator:
+        target = BatchedClient(RowsClient(fleet.urls["target"]), 8, 100)
+        return Coordinator(target, None, eos=(), context=512, running=4, queue=4)
+
+    url = listening(coordinator_app(made, hub.tokenizer(pair.target), "small", 0, key=None)) + "/v1/completions"
+    body = {"prompt": list(PROMPT), "max_tokens": 4, "temperature": 0}
+    refused = requests.post(url, json=body | {"draft_tokens": 3}, timeout=30)
+    assert refused.status_code == 422 and "draft_tokens: 3 draft tokens, but no service drafts" in refused.text
+    assert requests.post(url, json=body | {"draft_tokens": 0}, timeout=30).status_code == 200
 
 
 def found_text(found: list[requests.Response]) -> str:
@@ -355,6 +368,10 @@ def test_a_key_is_asked_for_and_needed_where_it_listens_widely(
         )
 
     url = listening(coordinator_app(made, hub.tokenizer(pair.target), "small", 0, key="a secret"))
+    with monkeypatch.context() as patch:  # `/health` needs no key, so a wrong one is found by asking for more
+        patch.setenv("SPECRIG_API_KEY", "another")
+        with pytest.raises(ServingError, match=r"--coordinator: .*no valid key"):
+            _expect(RowsClient(url), "coordinator", 0.0)
     body = {"prompt": list(PROMPT), "max_tokens": 4}
     for headers in ({}, {"Authorization": "Bearer another"}, {"Authorization": "a secret"}):
         for path in ("/v1/completions", "/v1/chat/completions"):

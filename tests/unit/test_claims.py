@@ -496,6 +496,14 @@ def test_a_study_is_held_against_its_claims(study: Path, tmp_path: Path) -> None
     )
 
 
+def test_what_the_audit_failed_reproduces_nothing(study: Path) -> None:
+    found = read_study(study)
+    judged = reproduction(found, found.table.assign(failed=False)).set_index("id")["verdict"]
+    assert judged["C1"] == "reproduced"
+    judged = reproduction(found, found.table.assign(failed=True)).set_index("id")["verdict"]
+    assert not {"reproduced", "higher", "lower"} & set(judged), judged.to_dict()
+
+
 def test_the_report_shows_the_claims(study: Path, report_text: Callable[[Path], str]) -> None:
     page = report_text(study)
     assert "Of 3 reported figures: 1 reproduced, 1 lower, 1 not comparable." in page

@@ -93,7 +93,9 @@ def finished(workplace: Path) -> Study:
     index = study.root / "records/native/embedded/ngram/index.json"
     content = json.loads(index.read_text())
     content["cells"].pop("code-k2-t0-b1")
-    content["failed"] = {"code-k2-t0-b1": f"OSError: {HOME}/cache/x.bin: No space left, {USER}"}
+    content["failed"] = {
+        "code-k2-t0-b1": f"OSError: {HOME}/cache/x.bin: No space left, {USER}; http://{HOST}:8000 fell silent"
+    }
     index.write_text(json.dumps(content))
     place = "native,embedded,{},,{},0.0,token identity,2–4,{},,{},True,{} of {} outputs identical (100 %)"
     rows = [("draft_model", task, *[12] * 4) for task in CONFIG["tasks"]]

@@ -66,6 +66,7 @@ def test_every_scorer_is_in_the_file_of_its_name() -> None:
         ("open('big', 'wb').write(bytes(4 << 20))", "", False),
         ("import os\nassert 'HOME' not in os.environ", "", True),
         ("print('x' * (2 << 20))", "", False),
+        ("from __future__ import annotations\ndef f(x: Y): return x", "assert f(2) == 2", True),
     ],
 )
 def test_programs_pass_only_by_running_to_their_end_within_limits(code: str, tests: str, expected: bool) -> None:

@@ -28,6 +28,7 @@ from specrig.reporting.figures import style
 from specrig.reporting.figures.curves import learning
 from specrig.reporting.figures.drawings import file_names, write_figures
 from specrig.reporting.figures.panels import SCREEN
+from specrig.reporting.figures.ranking import in_order
 from specrig.reporting.figures.style import FAMILIES, method_colour, method_family, method_marker
 from specrig.reporting.items import Figure, Section, Text
 from specrig.reporting.outline import figures
@@ -38,6 +39,7 @@ from specrig.results.grid import unbroken
 from specrig.results.machine import differing, environment_rows, machine, parameters
 from specrig.results.optimal_k_table import optimal_k_grid, optimal_k_sentence
 from specrig.results.prose import certainty
+from specrig.results.speed_tables import with_signs
 from specrig.results.study_data import MeasuredJob, StudyData, learning_curves, read_study, training_curves
 from specrig.results.study_results import StudyResults
 from specrig.results.summary import best_rows, speedup_summary
@@ -424,6 +426,21 @@ def test_conclusion_does_not_claim_what_the_interval_denies(study: Path) -> None
     assert "slower than plain decoding" in findings(summary, best, found.tasks)[0].paragraph
     summary["lossless"] = False
     assert "No lossless" in findings(summary, best, found.tasks)[0].paragraph
+
+
+def test_means_over_fewer_tasks_win_nothing(study: Path) -> None:
+    found = read_study(study)
+    summary = speedup_summary(found.table, found.records, found.tasks)
+    fastest = summary["cross_fitted"].idxmax()
+    others = summary.drop(index=fastest)
+    second = others.loc[others["cross_fitted"].idxmax()]
+    assert f"is {summary.loc[fastest, 'method']} at" in findings(summary, best_rows(found.table), found.tasks)[0].answer
+    assert with_signs(summary, ["geometric_mean", "code"]).loc[fastest, "geometric_mean_bold"]
+    summary.loc[fastest, "tasks"] -= 1
+    assert f"is {second['method']} at" in findings(summary, best_rows(found.table), found.tasks)[0].answer
+    signs = with_signs(summary, ["geometric_mean", "code"])
+    assert not signs.loc[fastest, "geometric_mean_bold"] and signs.loc[second.name, "geometric_mean_bold"]
+    assert in_order(summary)["method"].iloc[-1] == summary.loc[fastest, "method"]
 
 
 def test_the_answer_in_short_is_that_of_the_report(study: Path) -> None:

@@ -158,7 +158,8 @@ def test_plan_names_tasks_once_and_counts_the_prompts_that_there_are(
     assert found["prompts_of"] == {"code": 8, "mine": 2} and "embedded" in found["large_drafts"]
 
 
-CELLS = "engine,pair,method,k,task,temperature,batch_size,lossless,failed,disturbed,speedup,speedup_low,speedup_high"
+CELLS = "engine,pair,method,k,task,temperature,batch_size,lossless,failed,disturbed,speedup,speedup_low,speedup_high,"
+CELLS += "acceptance_length,variant"
 
 
 def finish(name: str, target: str, method: str, age: int) -> None:
@@ -168,7 +169,7 @@ def finish(name: str, target: str, method: str, age: int) -> None:
     row = {"target": target, "draft": None, "dtype": "float32", "weights": "pretrained"}
     (folder / "study.json").write_text(json.dumps({"rows": {"pairs": {"mine": row}}}))
     table = folder / "tables/cells.csv"
-    table.write_text(f"{CELLS},acceptance_length\nnative,mine,{method},4,code,0.0,1,True,False,,1.5,1.1,1.9,2.0\n")
+    table.write_text(f"{CELLS}\nnative,mine,{method},4,code,0.0,1,True,False,,1.5,1.1,1.9,2.0,\n")
     os.utime(table, (1e9 - age, 1e9 - age))
 
 
@@ -181,7 +182,7 @@ def test_advice_reads_the_newest_finished_study_of_the_pair(
     finish("new", target, "ngram", 10)
     finish("renamed", "another/model", "lookahead", 0)  # a pair of this name, of another target
     with Path("results/new/tables/cells.csv").open("a") as table:  # it is held against prompts one by one
-        table.write("native,mine,naive_batching,0,code,0.0,1,True,False,,4.5,4.1,4.9,1.0\n")
+        table.write("native,mine,naive_batching,0,code,0.0,1,True,False,,4.5,4.1,4.9,1.0,\n")
     Path("results/damaged/tables").mkdir(parents=True)
     Path("results/damaged/tables/cells.csv").touch()
     assert cli.main(["advise", "mine"]) == 0
@@ -253,6 +254,28 @@ def test_advice_knows_the_size_of_a_gguf_target(tmp_path: Path, capsys: pytest.C
     assert "weights and 4096 tokens of cache take" in output and "Best of what this pair can run" in output
 
 
+def test_advice_names_options_and_keeps_engines_apart(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = Path("results/test/tables/cells.csv")
+    table.parent.mkdir(parents=True)
+    lines = [
+        f"{engine},embedded,{method},4,code,0.0,1,True,False,,{speed},1.1,1.9,2.0,{variant}"
+        for engine, method, variant, speed in (
+            ("native", "p_eagle", "", 1.3),
+            ("native", "p_eagle", "nodesauto", 1.4),
+            ("vllm", "ngram", "n2_3", 1.9),
+        )
+    ]
+    table.write_text("\n".join([CELLS, *lines[:2], ""]))
+    assert cli.main(["advise", "embedded", "--study", "results/test"]) == 0
+    output = capsys.readouterr().out
+    assert re.search(r"p_eagle \(nodes=auto\) +4 +1\.40 ", output) and "engine" not in output
+    table.write_text("\n".join([CELLS, *lines, ""]))
+    assert cli.main(["advise", "embedded", "--study", "results/test"]) == 0
+    output = capsys.readouterr().out
+    assert re.search(r"^native +code .* p_eagle \(nodes=auto\) +4 +1\.40 ", output, re.MULTILINE)
+    assert re.search(r"^vllm +code .* ngram \(n=2-3\) +4 +1\.90 ", output, re.MULTILINE)
+
+
 def test_of_an_encoder_nothing_is_recommended(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["advise", "bert"]) == 0
     output = capsys.readouterr().out
@@ -264,10 +287,10 @@ def test_advice_from_a_study_that_was_disturbed_throughout(workplace: Path, caps
     table.parent.mkdir(parents=True)
     cells = [("draft_model", 4, "replicate 0: other processes", 1.5), ("ngram", 3, "replicate 0: other processes", 1.2)]
     lines = [
-        f"native,embedded,{method},{k},code,0.0,1,True,False,{reason},{speed},1.1,1.9,2.0"
+        f"native,embedded,{method},{k},code,0.0,1,True,False,{reason},{speed},1.1,1.9,2.0,"
         for method, k, reason, speed in cells
     ]
-    table.write_text("\n".join([f"{CELLS},acceptance_length", *lines, ""]))
+    table.write_text("\n".join([CELLS, *lines, ""]))
     assert cli.main(["advise", "embedded", "--study", "results/test"]) == 0
     output = capsys.readouterr().out
     assert re.search(r"draft_model +4 +1\.50 ‡ ", output) and "‡ disturbed: " in output

@@ -222,6 +222,37 @@ def test_what_the_audit_said_stands_in_the_runs(study: Path) -> None:
     assert not runs(study)[METHOD][0].data.metrics, "no figure of a method whose output is not the target's"
 
 
+def test_runs_of_what_left_the_study_go_too(study: Path) -> None:
+    track(study)
+    client = MlflowClient(tracking_uri(study))
+    experiment = client.get_experiment_by_name("tracked")
+    foreign = client.create_run(experiment.experiment_id, tags={"cell": "somebody else's"}).info.run_id
+    index = next((study / "records").rglob("index.json"))
+    content = json.loads(index.read_text())
+    del content["cells"]["code-k4-t0-b1"]
+    index.write_text(json.dumps(content))
+    done = track(study)
+    assert (done.added, done.removed) == (0, 1), done
+    left = runs(study)
+    assert CELLS[1] not in left and {CELLS[0], METHOD, "somebody else's"} <= set(left)
+    assert client.get_run(foreign).info.lifecycle_stage == "active"
+    assert {run.data.tags["superseded"] for run in runs(study, ViewType.DELETED_ONLY)[CELLS[1]]} == {"true"}
+
+
+def test_a_line_over_prompts_has_a_step_for_each(tmp_path: Path, empty_store: Path) -> None:
+    """Replicates measure the same prompts again."""
+    folder = write_study(
+        tmp_path / "tracked", methods=("draft_model",), ks=(2,), tasks=("code",), prompts=3, length=24, replicates=2
+    )
+    write_tables(folder, folder / "tables")
+    shutil.copyfile(empty_store, folder / "mlflow.db")
+    track(folder)
+    [run] = runs(folder)[CELLS[0]]
+    client = MlflowClient(tracking_uri(folder))
+    for name in ("speedup", "acceptance_rate", "acceptance_length", "tokens", "ttft_ms"):
+        assert [each.step for each in client.get_metric_history(run.info.run_id, f"prompt/{name}")] == [0, 1, 2], name
+
+
 def test_a_run_that_was_cut_is_replaced(study: Path) -> None:
     track(study)
     client = MlflowClient(tracking_uri(study))

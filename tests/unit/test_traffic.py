@@ -136,22 +136,23 @@ def test_a_closed_loop_keeps_so_many_requests_under_way(make_study: MakeStudy, u
         assert [turn.counts for turn in turns if turn.is_baseline] == [None, None]
 
 
-@pytest.mark.parametrize("at_once", [1, 3])
+@pytest.mark.parametrize("at_once", [1, 3, 30])  # 30: more than count
 def test_a_closed_loop_never_lets_the_load_fall(at_once: int) -> None:
-    """No request is answered before as many as may be are under way: a loop with fewer would wait here."""
-    changed, under_way, seen = threading.Condition(), 0, []
+    """The first request is answered when as many as may be are under way: a loop with fewer would wait here."""
+    changed, under_way, seen = threading.Condition(), list[int](), []
 
-    def send(_: int) -> Completion:
-        nonlocal under_way
+    def send(number: int) -> Completion:
         end = time.monotonic() + 20
         with changed:
-            under_way += 1
+            under_way.append(number)
             changed.notify_all()
-            while under_way < at_once and not requests.over and time.monotonic() < end:
+            while (
+                (len(under_way) < at_once or number != min(under_way)) and not requests.over and time.monotonic() < end
+            ):
                 changed.wait(0.01)
             if not requests.over:
-                seen.append(under_way)
-            under_way -= 1
+                seen.append(len(under_way))
+            under_way.remove(number)
         return Completion(tokens=[1], arrivals=[(0.0, 1)])
 
     requests = Requests(send, ["0"], warmup=2, counted=10, at_once=at_once)
@@ -433,6 +434,19 @@ def test_percentiles_need_requests_beyond_them_and_failures_are_infinitely_late(
     failing = traffic_table([turns_at(1, {True: 1.0, False: 1.0}, 201, fails=10)], Limits(ttft_s=10), {}).iloc[1]
     assert failing["timed_out"] == 30 and failing["met"] == pytest.approx(1 - 30 / 201)
     assert math.isinf(failing["latency_p95"]) and math.isfinite(failing["latency_p50"])
+
+
+@pytest.mark.parametrize("seconds", [0.5, 15.0, 40.0])
+def test_a_server_that_keeps_up_is_not_marked_however_long_its_answers_take(seconds: float) -> None:
+    """At one request a second as many are under way as an answer takes seconds, once the first ones are answered."""
+    requests = []
+    for number in range(110):
+        about = {"prompt_id": "0", "part": "counted" if number >= 10 else "warm-up", "due_s": number, "sent_s": number}
+        answer = {"first_s": number + 0.1, "last_s": number + seconds, "first_tokens": 1, "tokens": [1, 2, 3]}
+        requests.append(Request.model_validate(about | answer))
+    about = {"point": point(1, "open"), "digest": "d", "turn": 0, "began": "", "client_cpu_s": 0.1}
+    turns = [Turn.model_validate(about | {"requests": requests, "is_baseline": side}) for side in (True, False)]
+    assert not traffic_table([turns], Limits(), {})["saturated"].any()
 
 
 @pytest.mark.parametrize(("seconds", "saturated"), [(0.9, False), (1.2, True)])

@@ -150,7 +150,7 @@ def _row(
         "cut_rounds": acceptance.cut_rounds(records),
         "repeated_4grams": repetition.repeated_ngrams(record.run.tokens for record in records),
         "baseline_repeated_4grams": repetition.repeated_ngrams(record.baseline.tokens for record in records),
-        "distinct_2grams": repetition.distinct_ngrams(record.run.tokens for record in records),
+        "distinct_2grams": repetition.distinct_in_each(records),
         "baseline_drift": speedup.baseline_drift(records),
         "replicates": count,
         "drift": drift,

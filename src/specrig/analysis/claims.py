@@ -223,7 +223,7 @@ def _compare(claim: Claim, rows: list[dict[str, Any]], model: Theory) -> Judgeme
     low, high = (row[f"{column}_{end}"] for end in ("low", "high"))
     if claim.interval is None or not math.isfinite(value):
         return Judgement(claim, "not comparable", f"{_name(row)} has no {claim.metric}", cell=_name(row))
-    spread = "95 % interval" if math.isfinite(low) else "one prompt, no interval"
+    spread = "95 % interval" if math.isfinite(low) else "too few prompts, no interval"
     low, high = (low, high) if math.isfinite(low) else (value, value)
     least, most = claim.interval[0] * (1 - TOLERANCE), claim.interval[1] * (1 + TOLERANCE)
     end = claim.interval[0] if value < claim.interval[0] else claim.interval[1] if value > claim.interval[1] else value

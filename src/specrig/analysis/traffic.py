@@ -29,7 +29,7 @@ PERCENTILES = (50, 90, 95, 99)
 TAIL = 10
 """A percentile needs so many requests beyond it: 20 for p50, 100 for p90, 200 for p95, 1,000 for p99."""
 KEPT_UP = 0.95
-"""An open loop is saturated where the server answers less than this share of what arrives."""
+"""An open loop is saturated where the server answers less than this share of what arrives, beyond chance."""
 LATE = 0.1
 """Largest tolerated lateness of the client, as a share of the median latency."""
 SETTING = ["engine", "pair", "task", "temperature", "method", "variant", "k", "loop"]
@@ -146,7 +146,7 @@ def _side(turns: Sequence[Turn], limits: Limits) -> dict[str, Any]:
         "client_share": sum(turn.client_cpu_s for turn in turns)
         / sum(max(request.last_s for request in turn.requests) for turn in turns),
         "late_s": late,
-        "saturated": turns[0].point.loop == "open" and _answered(turns) < KEPT_UP * (len(counted) - len(turns)),
+        "saturated": turns[0].point.loop == "open" and _outran(turns),
         "client_late": late > LATE * float(np.median(times["latency"])),
     }
     return row
@@ -167,14 +167,26 @@ def _answered_per_s(turns: Sequence[Turn], seconds: NDArray[np.float64], counts:
     return ratio(np.bincount(_blocks(turns, done, lambda request: request.last_s), minlength=len(seconds)), seconds)
 
 
-def _answered(turns: Sequence[Turn]) -> int:
-    """How many requests were answered while those that count arrived, whenever they were due themselves."""
-    spans = [(turn, turn.counted[0].due_s, turn.counted[-1].due_s) for turn in turns]
-    return sum(
-        not request.error and first <= request.last_s <= last
-        for turn, first, last in spans
-        for request in turn.requests
-    )
+def _outran(turns: Sequence[Turn]) -> bool:
+    """Whether more requests arrived than were answered: those under way grew by more than their share, and by more than
+    two standard deviations, if arrivals and answers are Poisson.
+
+    Before the first answer the number under way grows at any rate; this time does not count.
+    """
+    arrived = before = after = 0
+    for turn in turns:
+        answers = [request.last_s for request in turn.requests if not request.error]
+        first, last = max(turn.counted[0].due_s, min(answers, default=math.inf)), turn.counted[-1].due_s
+        if first >= last:
+            return True  # nothing was answered while they arrived
+        arrived += sum(first < request.due_s <= last for request in turn.requests)
+        before, after = before + _under_way(turn, first), after + _under_way(turn, last)
+    return after - before > (1 - KEPT_UP) * arrived + 2 * math.sqrt(before + after)
+
+
+def _under_way(turn: Turn, at_s: float) -> int:
+    """How many requests were due and not answered. A request that failed is never answered."""
+    return sum(request.due_s <= at_s and (bool(request.error) or request.last_s > at_s) for request in turn.requests)
 
 
 def _tpot(request: Request) -> float:

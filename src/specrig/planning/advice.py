@@ -50,16 +50,18 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """The fastest measured cell of one task, temperature and batch size.
+    """The fastest measured cell of one engine, task, temperature and batch size.
 
-    low, high: the 95 % interval of its speedup, None where it is not known; acceptance_length: tokens a verification
+    variant: its options beside k, as records name them, empty: the defaults. low, high: the 95 % interval of its speedup, None where it is not known; acceptance_length: tokens a verification
     pass; disturbed: whether the machine did other things meanwhile, as in all cells of this setting.
     """
 
+    engine: str
     task: str
     temperature: float
     batch_size: int
     method: str
+    variant: str
     k: int
     speedup: float
     low: float | None
@@ -230,20 +232,35 @@ def _gate(pair: Pair) -> str | None:
 
 
 def fastest(cells: Sequence[dict[str, str]]) -> list[Best]:
-    """Return the cell with the highest speedup for each task, temperature and batch size, in the order of the cells.
+    """Return the cell with the highest speedup for each engine, task, temperature and batch size, in the order of the
+    cells. A speedup is over plain decoding of the same engine, so engines are not compared.
 
     A disturbed cell is returned only where all cells of its setting are disturbed.
     """
-    settings: dict[tuple[str, str, str], list[dict[str, str]]] = {}
+    settings: dict[tuple[str, str, str, str], list[dict[str, str]]] = {}
     for row in cells:
-        settings.setdefault((row["task"], row["temperature"], row["batch_size"]), []).append(row)
+        setting = row["engine"], row["task"], row["temperature"], row["batch_size"]
+        settings.setdefault(setting, []).append(row)
     found = []
-    for (task, temperature, batch), rows in settings.items():
+    for (engine, task, temperature, batch), rows in settings.items():
         best = max(rows, key=lambda row: (not is_disturbed(row), float(row["speedup"])))
         low, high = (float(best[end]) if best["speedup_low"] else None for end in ("speedup_low", "speedup_high"))
         length = float(best["acceptance_length"] or 1)
-        setting, chosen = (task, float(temperature), int(batch)), (best["method"], int(best["k"]))
-        found.append(Best(*setting, *chosen, float(best["speedup"]), low, high, length, is_disturbed(best)))
+        chosen = best["method"], best["variant"], int(best["k"])
+        found.append(
+            Best(
+                engine,
+                task,
+                float(temperature),
+                int(batch),
+                *chosen,
+                float(best["speedup"]),
+                low,
+                high,
+                length,
+                is_disturbed(best),
+            )
+        )
     return found
 
 

@@ -9,6 +9,7 @@ from rich.console import Console
 from specrig.planning.advice import USUAL_ALPHA, Advice, Best, Prediction
 from specrig.planning.break_even import show_needs
 from specrig.planning.runnable import parts_text, show_runnable
+from specrig.results.labels import method_name
 from specrig.terminal import Column, print_table
 
 SIGNS = {True: "✓", False: "✗", None: "·"}
@@ -72,19 +73,20 @@ def show_advice(advice: Advice, console: Console) -> None:
 
 
 def _print_measured(rows: Sequence[Best], console: Console) -> None:
-    """The fastest method for each task, temperature and batch size; plain decoding where none is faster."""
+    """The fastest method and its options for each engine, task, temperature and batch size; plain decoding where none is faster."""
     from specrig.results.grid import interval, number  # numpy
 
-    found = []
+    engines, found = {row.engine for row in rows}, []
     for row in rows:
         pays = row.speedup > 1
         unsure = "" if row.sure else "; the interval holds 1, or is not known"
         found.append(
             (
+                *([row.engine] if len(engines) > 1 else []),
                 row.task,
                 f"{row.temperature:g}",
                 str(row.batch_size),
-                row.method if pays else "autoregressive",
+                method_name(row.method, variant=row.variant) if pays else "autoregressive",
                 str(row.k) if pays and row.k else "–",
                 number(row.speedup, disturbed=row.disturbed),
                 "–" if row.low is None or row.high is None else interval(row.low, row.high),
@@ -92,7 +94,8 @@ def _print_measured(rows: Sequence[Best], console: Console) -> None:
             )
         )
     right = [Column(name, right=True) for name in ("T", "batch", "k", "speedup", "95 % interval")]
-    columns = [Column("task"), *right[:2], Column("method"), *right[2:], Column("why", breaks=True)]
+    columns = [Column("engine")] if len(engines) > 1 else []
+    columns += [Column("task"), *right[:2], Column("method", breaks=True), *right[2:], Column("why", breaks=True)]
     print_table(console, columns, found)
 
 

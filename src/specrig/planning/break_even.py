@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,14 +13,14 @@ from specrig.analysis.cost_model import required_alpha
 from specrig.analysis.roofline import Size
 from specrig.models.facts.devices import Device
 from specrig.planning.measured import Kind, number_or_empty, read_table
-from specrig.results.labels import DISTURBED_SIGN
+from specrig.results.labels import DISTURBED_SIGN, method_name
 from specrig.terminal import Column, print_table
 
 SPEEDUPS = (1.0, 1.5)
 KS = (2, 4, 8)
 BATCHES = (1, 8, 32, 128)
 COLUMNS: dict[str, Kind] = {
-    **dict.fromkeys(("pair", "method", "variant"), str),
+    **dict.fromkeys(("engine", "pair", "method", "variant"), str),
     **dict.fromkeys(("k", "batch_size"), int),
     **dict.fromkeys(("temperature", "round_cost", "acceptance_length"), float),
     **dict.fromkeys(("alpha", "alpha_for_1", "alpha_for_1.5"), number_or_empty),
@@ -55,10 +55,13 @@ def measured_needs(study: Path, pair: str) -> list[Needed]:
     if not file.is_file():
         return []
     rows = [row for row in read_table(file, COLUMNS) if row["pair"] == pair]
+    engines = {row["engine"] for row in rows}
     coldest = min((float(row["temperature"]) for row in rows), default=0.0)
     return [
         Needed(
-            " ".join([row["method"], *([f"({row['variant']})"] if row["variant"] else []), *_at(row.get("context"))]),
+            " ".join(
+                [method_name(row["method"], variant=row["variant"]), *_at(row.get("context")), *_in(row, engines)]
+            ),
             int(row["k"]),
             int(row["batch_size"]),
             float(row["round_cost"]),
@@ -111,6 +114,10 @@ def show_needs(needs: Sequence[Needed], console: Console) -> None:
 
 def _at(context: str | None) -> list[str]:
     return [f"at {context} tokens"] if context and context != "0" else []
+
+
+def _in(row: dict[str, str], engines: Collection[str]) -> list[str]:
+    return [f"in {row['engine']}"] if len(engines) > 1 else []
 
 
 def _text(value: float | None) -> str:

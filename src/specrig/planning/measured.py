@@ -25,7 +25,7 @@ def number_or_empty(text: str) -> float | None:
 
 
 CELLS: dict[str, Kind] = {
-    **dict.fromkeys(("pair", "method", "task", "lossless"), str),
+    **dict.fromkeys(("engine", "pair", "method", "variant", "task", "lossless"), str),
     **dict.fromkeys(("k", "batch_size"), int),
     "temperature": float,
     **dict.fromkeys(("speedup", "speedup_low", "speedup_high", "acceptance_length"), number_or_empty),

@@ -42,9 +42,14 @@ def sentence(audit: pd.DataFrame) -> str:
     elif failed.empty:
         text = f"All {len(claimed)} tests {of_them} to be lossless passed."
     else:
-        names = ", ".join(sorted({method_name(name) for name in failed["method"]}))
+        warm = failed["temperature"].fillna(0.0) if "temperature" in failed else [0.0] * len(failed)
+        names = {
+            method_name(name) + (f" at temperature {temperature:g}" if temperature else "")
+            for name, temperature in zip(failed["method"], warm, strict=True)
+        }
         text = (
-            f"{len(failed)} of {len(claimed)} tests failed ({names}). Their speedups are struck through in the tables."
+            f"{len(failed)} of {len(claimed)} tests failed ({', '.join(sorted(names))}). Speedups that were measured "
+            "where a test failed are struck through in the tables."
         )
     sentence = identity(claimed)
     text += f" {sentence}" if sentence else ""

@@ -33,12 +33,13 @@ RULES = (
 )
 
 
-def reproduction(study: StudyData) -> pd.DataFrame:
+def reproduction(study: StudyData, cells: pd.DataFrame | None = None) -> pd.DataFrame:
     """`claims.judgements_table` for the study's file of reported figures; empty where the study names no such file.
 
-    Raises StudyError for rows that cannot be read; it states the place of each.
+    cells: the study's, with `failed`; None: without an audit. What it failed reproduces nothing. Raises StudyError for rows that cannot be read; it states the place of each.
     """
-    return judgements_table(judge(reported_claims(study), with_conditions(study, study.table), _catalogue(study)))
+    sound = study.table if cells is None else cells[~cells["failed"].astype(bool)]
+    return judgements_table(judge(reported_claims(study), with_conditions(study, sound), _catalogue(study)))
 
 
 def reported_claims(study: StudyData) -> list[Claim]:

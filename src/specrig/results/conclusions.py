@@ -13,7 +13,7 @@ from specrig.analysis.repetition import LOOPING
 from specrig.results.grid import interval, number, percent
 from specrig.results.labels import BASELINES, DISTURBED_SIGN, method_name, task_name
 from specrig.results.speed_tables import mean_units
-from specrig.results.summary import CROSS_FITTED, MEAN, base_setting, disturbed_in
+from specrig.results.summary import CROSS_FITTED, MEAN, base_setting, disturbed_in, over_most_tasks
 
 ALL_DISTURBED = (
     f"{DISTURBED_SIGN} Every lossless method was disturbed while it was measured, this one too: measure again on a "
@@ -50,7 +50,7 @@ def findings(summary: pd.DataFrame, best: pd.DataFrame, tasks: list[str], *, bus
     """The fastest method per engine and pair, at the lowest temperature and the smallest batch.
 
     summary: the result of `summary.speedup_summary`. best: the cells from which it was computed. Lossy methods and
-    methods that failed the audit are never named as the fastest. Methods with a disturbed cell are named, with their
+    methods that failed the audit are never named as the fastest, nor those that were measured on fewer tasks. Methods with a disturbed cell are named, with their
     sign, only where there are no others. Speedups are those with k chosen on other prompts. busy: whether
     the report says already that the machine was busy throughout.
     """
@@ -97,7 +97,7 @@ def _leaders(summary: pd.DataFrame) -> Iterator[Leader]:
             yield Leader(where, rows, None, disturbed=False)
             continue
         quiet = fair[~marked[fair.index]]
-        evidence = fair if quiet.empty else quiet
+        evidence = over_most_tasks(fair if quiet.empty else quiet)
         top = cast("dict[str, Any]", evidence.sort_values(CROSS_FITTED).iloc[-1].to_dict())
         yield Leader(where, rows, top, disturbed=quiet.empty)
 

@@ -14,6 +14,7 @@ from specrig.results.speed_tables import (
     ACCEPTANCE,
     RATES,
     best,
+    chose_k,
     method_grid,
     setting,
     speedup,
@@ -58,6 +59,7 @@ def methods_grid(study: StudyData) -> Grid:
 
 def headline_grid(speedups: pd.DataFrame, acceptance: pd.DataFrame, study: str) -> Grid:
     """Each method's mean speedup over tasks with its acceptance, in a column's width."""
+    at_k = ", each half of the prompts at the k that the other half chose" if chose_k(speedups) else ""
     frame = with_signs(speedups, [CROSS_FITTED])
     for name in ("mean_acceptance_length", "mean_acceptance_rate"):
         frame[name] = acceptance[name].to_numpy()
@@ -70,9 +72,8 @@ def headline_grid(speedups: pd.DataFrame, acceptance: pd.DataFrame, study: str) 
             "acceptance rate": grid.share("mean_acceptance_rate"),
         },
         caption=(
-            "Speedup over autoregressive decoding, geometric mean over tasks with its 95 % interval, each half of the "
-            "prompts at the k that the other half chose; acceptance length τ and acceptance rate at the best k, means "
-            f"over tasks{setting(speedups)}."
+            f"Speedup over autoregressive decoding, geometric mean over tasks with its 95 % interval{at_k}; acceptance "
+            f"length τ and acceptance rate{' at the best k' if at_k else ''}, means over tasks{setting(speedups)}."
         ),
         label=f"tab:{study}-headline",
         notes=[BOLD_NOTE, *table_notes(speedups, marked=bool(frame[f"{CROSS_FITTED}_marked"].any()))],

@@ -13,6 +13,7 @@ from specrig.results.labels import DISTURBED_SIGN, task_name
 from specrig.results.machine import model_rows
 from specrig.results.optimal_k_table import power_sentence
 from specrig.results.round_tables import EFFICIENT
+from specrig.results.speed_tables import chose_k
 from specrig.results.study_data import StudyData
 
 SMALL_MODEL = 100_000_000
@@ -126,8 +127,18 @@ def low_efficiency(cells: pd.DataFrame) -> str:
     )
 
 
-def limits(cells: pd.DataFrame, study: StudyData, *, trained: bool) -> list[str]:
-    """Sentences on what the figures do not say. trained: whether the study trained models."""
+BEST_OF_SEVERAL_K = (
+    "The best k of a method was chosen on the same prompts that its row shows. So the best of several k looks slightly "
+    "too good. The column and the sentences that judge each half of the prompts at the k of the other half do not have "
+    "this error. The fastest of several methods was also named on the prompts that it was compared on."
+)
+BEST_OF_METHODS = (
+    "The fastest of several methods was named on the prompts that it was compared on. So it looks slightly too good."
+)
+
+
+def limits(study: StudyData, cells: pd.DataFrame, summary: pd.DataFrame, *, trained: bool) -> list[str]:
+    """Sentences on what the figures do not say. summary: see `speedup_summary`; trained: whether a target was trained."""
     replicates = study.replicates
     prompts = _prompts(cells)
     runs = f" and the differences between {replicates} runs of each job" if replicates > 1 else " in one run"
@@ -135,10 +146,7 @@ def limits(cells: pd.DataFrame, study: StudyData, *, trained: bool) -> list[str]
         f"Intervals cover the choice of prompts ({prompts} a cell){runs}. They do not cover another machine or another "
         "build of the libraries.",
         power_sentence(cells),
-        "The best k of a method was chosen on the same prompts that its row shows. So the best of several k looks "
-        "slightly too good. The column and the sentences that judge each half of the prompts at the k of the other "
-        "half do not have this error. The fastest of several methods was also named on the prompts that it was "
-        "compared on.",
+        BEST_OF_SEVERAL_K if chose_k(summary) else BEST_OF_METHODS,
         "The length limit or an end of sequence may cut off tokens of the last round of a generation. Such a round does "
         "not count in the acceptance length and is counted separately.",
     ]

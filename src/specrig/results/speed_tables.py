@@ -24,7 +24,7 @@ from specrig.results.labels import (
     task_name,
 )
 from specrig.results.study_data import StudyData
-from specrig.results.summary import CROSS_FITTED, LEVELS, MEAN, disturbed_in
+from specrig.results.summary import CROSS_FITTED, LEVELS, MEAN, disturbed_in, over_most_tasks
 
 BEST_K = (
     "k is the one with the largest geometric mean speedup. It was chosen on the same prompts, so the numbers of a "
@@ -46,13 +46,18 @@ def runs_note(replicates: int) -> str:
     return ONE_RUN if replicates < 2 else RUNS.format(replicates)
 
 
+def chose_k(summary: pd.DataFrame) -> bool:
+    """Whether any method of a `speedup_summary` ran with several k, of which the best was chosen."""
+    return bool((summary[f"{CROSS_FITTED}_ks"] != "").any())
+
+
 def speedup_grid(summary: pd.DataFrame, tasks: list[str], study: str, replicates: int = 1) -> Grid:
     """`summary.speedup_summary` as a table for readers. The best lossless, undisturbed value of each column and setting
     is bold.
 
     study: the study's name. replicates: how many times the study's jobs were run.
     """
-    cross_fitted = bool((summary[f"{CROSS_FITTED}_ks"] != "").any())
+    cross_fitted = chose_k(summary)
     titles = {**{task: task_name(task) for task in tasks}, MEAN: "geometric mean"}
     titles |= {CROSS_FITTED: "the same, k chosen on other prompts"} if cross_fitted else {}
     frame = with_signs(summary, list(titles))
@@ -63,8 +68,8 @@ def speedup_grid(summary: pd.DataFrame, tasks: list[str], study: str, replicates
         {title: speedup_column(column) for column, title in titles.items()},
         caption=(
             "Speedup over autoregressive decoding (decode time per token, paired by prompt; geometric mean over "
-            f"prompts, 95 % interval){setting(summary)}. {runs_note(replicates)}{mean_note} "
-            f"{BEST_K}{f' {CROSS_FITTED_NOTE}' if cross_fitted else ''}"
+            f"prompts, 95 % interval){setting(summary)}. {runs_note(replicates)}{mean_note}"
+            f"{f' {BEST_K} {CROSS_FITTED_NOTE}' if cross_fitted else ''}"
         ),
         label=f"tab:{study}-speedup",
         notes=[BOLD_NOTE, *table_notes(summary, marked=any(frame[f"{column}_marked"].any() for column in titles))],
@@ -138,7 +143,13 @@ def with_signs(summary: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
     """`speedup_summary` with `<column>_marked` (see `disturbed_in`) and `<column>_bold` (see `best`)."""
     groups = [level for level in varying_levels(summary) if level != "method"]
     marked = {column: disturbed_in(summary, column) for column in columns}
-    bold = {f"{column}_bold": best(summary, column, groups, marked[column]) for column in columns}
+    fewer = ~summary.index.isin(over_most_tasks(summary, groups).index)
+    bold = {
+        f"{column}_bold": best(
+            summary, column, groups, marked[column] | fewer if column in (MEAN, CROSS_FITTED) else marked[column]
+        )
+        for column in columns
+    }
     return summary.assign(**bold, **{f"{column}_marked": signs for column, signs in marked.items()})
 
 

@@ -92,7 +92,7 @@ class StudyResults:
 
     compared = cached_property(lambda self: engine_table.comparison(self.study))
     """`engine_table.comparison`."""
-    judged = cached_property(lambda self: claim_tables.reproduction(self.study))
+    judged = cached_property(lambda self: claim_tables.reproduction(self.study, self.cells))
     """`claim_tables.reproduction`: the verdicts on reported figures."""
 
     optimal = cached_property(lambda self: optimal_k(undisturbed(self.cells), self.study.records))
@@ -104,6 +104,10 @@ class StudyResults:
     """Reported orders of methods against the measured ones."""
     trained = cached_property(lambda self: not training_curves(self.study.folder / "models").empty)
     """Whether the study trained models."""
+    target_trained = cached_property(
+        lambda self: self.trained and "target" in set(training_curves(self.study.folder / "models")["model"])
+    )
+    """Whether a target is among them."""
     learnt = cached_property(lambda self: self.trained or not self.study.learning_points.empty)
     """Whether it did, or has a draft or head with a learning curve."""
 
@@ -234,7 +238,8 @@ class StudyResults:
         """The cells that failed."""
         rows = [[job.name, slug, why] for job in self.study.jobs for slug, why in job.failed.items()]
         rows += [["under load", name, why] for name, why in self.study.under_load[1].items()]
-        return _reasons(rows, "Cells that failed, and are missing from the tables.", f"tab:{self.name}-failed")
+        caption = "Cells that failed. The tables lack them, but for those of which another replicate was measured."
+        return _reasons(rows, caption, f"tab:{self.name}-failed")
 
     @cached_property
     def skipped(self) -> Grid | None:
@@ -314,11 +319,9 @@ class StudyResults:
     @cached_property
     def warnings(self) -> list[str]:
         """What a reader must know before trusting a figure."""
-        failed = sum(len(job.failed) for job in self.study.jobs) + len(self.study.under_load[1])
-        lost = (
-            f"{failed} cell{'s' if failed > 1 else ''} failed and {'are' if failed > 1 else 'is'} missing from the "
-            "tables."
-        )
+        failed = {"/".join((*job.key, slug)) for job in self.study.jobs for slug in job.failed}
+        lost = len(failed - self.study.every.keys()) + len(self.study.under_load[1])
+        partly = len(failed & self.study.every.keys())
         untested = engine_table.untested(self.study).items()
         return [
             *([self.disturbance_warning] if self.disturbance_warning else []),
@@ -327,7 +330,8 @@ class StudyResults:
                 f"Untested on hardware: the engine {engine} ({reason}). Check its figures."
                 for engine, reason in untested
             ),
-            *([lost] if failed else []),
+            *([f"{_cells(lost)} failed. The tables lack what failed."] if lost else []),
+            *([f"{_cells(partly)} failed in some replicates. The tables hold the other ones."] if partly else []),
         ]
 
     @property
@@ -381,8 +385,14 @@ class StudyResults:
     drift_sentence = cached_property(lambda self: conclusions.drift_sentence(self.cells))
     """How much speedups changed between the runs of a job."""
 
-    limits = cached_property(lambda self: prose.limits(self.cells, self.study, trained=self.trained))
+    limits = cached_property(
+        lambda self: prose.limits(self.study, self.cells, self.speedups, trained=self.target_trained)
+    )
     """What the figures do not say."""
+
+
+def _cells(count: int) -> str:
+    return f"{count} cell{'' if count == 1 else 's'}"
 
 
 def _reasons(rows: list[list[str]], caption: str, label: str) -> Grid | None:

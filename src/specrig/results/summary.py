@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -181,6 +181,16 @@ def disturbed_in(summary: pd.DataFrame, column: str) -> pd.Series:
         return pd.Series(False, summary.index)
     names = summary[source].fillna("").str.split()
     return names.map(lambda tasks: bool(tasks) if column in (MEAN, CROSS_FITTED) else column in tasks).astype(bool)
+
+
+def over_most_tasks(summary: pd.DataFrame, groups: Sequence[str] = ()) -> pd.DataFrame:
+    """The rows of a `speedup_summary` that were measured on the most tasks of their group. The other rows' means over
+    tasks do not compare with theirs.
+    """
+    tasks = summary["tasks"]
+    return summary[
+        tasks == (tasks.groupby([summary[level] for level in groups]).transform("max") if groups else tasks.max())
+    ]
 
 
 def audit_failures(cells: pd.DataFrame, audit: pd.DataFrame | None) -> pd.Series:

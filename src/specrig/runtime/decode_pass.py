@@ -249,18 +249,19 @@ class DecodePass:
         (B, n), model = tokens.shape, self.model
         if B * n <= MAX_TOKENS:
             return self._rows(tokens, step, last, features, 0)
-        found, aux, choices = [], [], []
+        found: tuple[list[Tensor], ...] = [], [], [], []
         for first in range(0, B, MAX_TOKENS // n):
             rows = slice(first, first + MAX_TOKENS // n)
-            own_last, own_features = last and last[rows], None if features is None else features[rows]
-            found.append(self._rows(tokens[rows], step.of_rows(rows), own_last, own_features, first))
-            aux.append(model.aux_hidden_states)
-            choices.append(model.choices)
-        logits, hidden = map(torch.cat, zip(*found, strict=True))
-        if model.aux_layers:
-            model.aux_hidden_states = torch.cat(aux)
-        if model.choices is not None:
-            model.choices = torch.cat(choices)
+            own_features = None if features is None else features[rows]
+            outputs = self._rows(tokens[rows], step.of_rows(rows), last and last[rows], own_features, first)
+            aux = model.aux_hidden_states if model.aux_layers else None
+            for all_rows, own in zip(found, (*outputs, aux, model.choices), strict=True):
+                all_rows += [] if own is None else [own]
+        logits, hidden, *more = (torch.cat(parts) if parts else None for parts in found)
+        assert logits is not None and hidden is not None
+        if more[0] is not None:
+            model.aux_hidden_states = more[0]
+        model.choices = more[1]
         return logits, hidden
 
     def _rows(

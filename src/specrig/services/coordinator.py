@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
@@ -82,8 +83,8 @@ class DraftClient(BatchedClient):
         await self._room()  # it may have failed while these waited
         try:
             outputs = await super()._send(rows)
-        except ServiceError:
-            self._leave_alone()
+        except ServiceError as error:
+            self._leave_alone(error)
             raise
         self._pause_s = 0.0
         return outputs
@@ -96,13 +97,15 @@ class DraftClient(BatchedClient):
             if self._context is None:
                 try:
                     self._context = await asyncio.get_running_loop().run_in_executor(self._thread, self._check)
-                except ServiceError:
-                    self._leave_alone()
+                except ServiceError as error:
+                    self._leave_alone(error)
                     raise
             return self._context
 
-    def _leave_alone(self) -> None:
+    def _leave_alone(self, error: ServiceError) -> None:
         """Note a failure: the service is not used for a while, and checked then."""
+        if not self._pause_s:  # the first one since it last answered
+            print(f"{error}; decoding goes on without drafts", file=sys.stderr, flush=True)
         self.failures, self._context = self.failures + 1, None
         self._pause_s = min(max(2 * self._pause_s, FIRST_PAUSE_S), LONGEST_PAUSE_S)
         self._until = time.monotonic() + self._pause_s

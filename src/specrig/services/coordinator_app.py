@@ -169,6 +169,11 @@ def coordinator_app(made: Callable[[], Coordinator], tokenizer: Any, model: str,
             what = f"token {max(prompt)}, the model has {len(tokenizer)}" if prompt else "no token"
             raise RefusedError(422, what, "send text, or ids of the model's tokenizer", where="prompt")
         seed = secrets.randbits(31) if body.seed is None else body.seed
+        if body.draft_tokens and coordinator.draft is None:
+            fix = "start the coordinator with --draft, and without --k 0"
+            raise RefusedError(
+                422, f"{body.draft_tokens} draft tokens, but no service drafts", fix, where="draft_tokens"
+            )
         drafted = k if body.draft_tokens is None else body.draft_tokens
         rounds = coordinator.decode(DecodeRequest(prompt, max_tokens, body.temperature, seed, drafted))
         response = ResponseBuilder(body, model, len(prompt))
@@ -257,6 +262,10 @@ def _expect(client: RowsClient, kind: str, within_s: float) -> dict[str, Any]:
         raise ServingError(
             f"--{kind} {client.url}: a {about.get('service', 'foreign')} service answers there, not a {kind} service"
         )
+    try:
+        client.post("/version", None, method="GET")
+    except StatusError as error:  # unlike the service's health this needs the key, as requests do
+        raise ServingError(f"--{kind}: {error}") from error
     return about
 
 
@@ -266,6 +275,12 @@ def _fitting(client: RowsClient, target: dict[str, Any], within_s: float) -> int
     """
     draft = _expect(client, "draft", within_s)
     _check_vocabulary(target, draft)
+    if within_s and draft["sessions"] < target["sessions"]:
+        print(
+            f"The draft service holds {draft['sessions']} texts, the target service {target['sessions']}: with more at "
+            f"once it reads texts again. Start it with --sessions {target['sessions']}",
+            file=sys.stderr,
+        )
     return int(draft["context"])
 
 

@@ -159,7 +159,7 @@ def worker_app(
         except protocol.ProtocolError as error:
             fix = "send rows as specrig/services/protocol.py describes them"
             raise RefusedError(422, str(error), fix, where="body") from error
-        if batcher.waiting + len(message.rows) > queue:
+        if batcher.waiting + len(message.rows) > queue + batcher.size:  # a batch of them runs at once
             what = f"{batcher.waiting} rows wait already, {queue} may"
             raise RefusedError(503, what, "come again later, with fewer rows", retry_s=1)
         worker.ended += message.ended

@@ -143,7 +143,7 @@ def read_lines(folder: Path, stem: str = "records") -> list[tuple[str, str]]:
 def _pack_job(job: MeasuredJob, folder: Path, names: Sequence[str], embedded: set[str]) -> None:
     """Write one replicate of a job: its records, its index with digests of the published records, its environment."""
     there = replicate_folder(folder / "records" / Path(*job.key), job.replicate)
-    index: dict[str, Any] = {"cells": {}, "failed": scrubbed(job.failed, names)}
+    index: dict[str, Any] = {"cells": {}, "failed": without_addresses(scrubbed(job.failed, names))}
     lines: dict[str, list[str]] = {"records": []}
     for slug, path in job.files.items():
         found = _public_lines(path, embedded)

@@ -13,7 +13,7 @@ from specrig.analysis.cells import row_dicts
 from specrig.results.labels import BASELINES, method_name
 from specrig.results.study_data import StudyData, read_study
 from specrig.results.study_results import StudyResults
-from specrig.results.summary import CROSS_FITTED, base_setting, disturbed_in
+from specrig.results.summary import CROSS_FITTED, base_setting, disturbed_in, over_most_tasks
 from specrig.sharing.manifest import FILE, PublicationError, read_manifest
 from specrig.sharing.publish import hardware, unpacked
 
@@ -53,7 +53,7 @@ class PublishedPair:
     def best(self) -> dict[str, Any] | None:
         """The row of the fastest reliable method; if there is none, of the fastest sound one; else None."""
         for rows in (self.speedups[self.reliable], self.speedups[self.sound]):
-            known = rows.dropna(subset=[CROSS_FITTED])
+            known = over_most_tasks(rows.dropna(subset=[CROSS_FITTED]))
             if len(known):
                 return row_dicts(known.sort_values(CROSS_FITTED))[-1]
         return None

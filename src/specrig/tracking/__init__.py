@@ -49,13 +49,14 @@ ORIGIN_FILE = "tracking-origin.txt"
 class TrackingResult:
     """The outcome of `track`.
 
-    added, replaced, kept: numbers of runs that are new, that had other records, that are unchanged. error: why tracking
-    failed; empty if it did not.
+    added, replaced, kept, removed: numbers of runs that are new, that had other records, that are unchanged, whose cells
+    have left the study. error: why tracking failed; empty if it did not.
     """
 
     added: int = 0
     replaced: int = 0
     kept: int = 0
+    removed: int = 0
     error: str = ""
 
 
@@ -81,7 +82,8 @@ def track(study_dir: Path, report: Path | None = None) -> TrackingResult:
             write_atomically(marker, message + "\n")
         return TrackingResult(error=reason)
     marker.unlink(missing_ok=True)
-    print(f"MLflow: {done.added} runs added, {done.replaced} replaced, {done.kept} as they were")
+    gone = f", {done.removed} of cells that have left the study removed" if done.removed else ""
+    print(f"MLflow: {done.added} runs added, {done.replaced} replaced, {done.kept} as they were{gone}")
     return done
 
 
@@ -95,10 +97,15 @@ def _track(study: StudyData, report: Path | None) -> TrackingResult:
     experiment = _experiment(client, study)
     origin = _origin(study.folder)
     runs = _runs(client, experiment, origin)
-    counts = {"added": 0, "replaced": 0, "kept": 0}
+    counts, keys = {"added": 0, "replaced": 0, "kept": 0}, set[str]()
     for content in study_runs(study, report):
         _log_run(client, experiment, runs, content, {"origin": origin}, counts)
-    return TrackingResult(counts["added"], counts["replaced"], counts["kept"])
+        keys.update((content.key, *(child.key for child in content.children)))
+    # Runs without the tags were logged by somebody else, or by a version that did not name this folder.
+    left = [run for key, found in runs.items() if key and key not in keys for run in found if "origin" in run.data.tags]
+    for run in left:
+        _remove(client, run)
+    return TrackingResult(counts["added"], counts["replaced"], counts["kept"], len(left))
 
 
 def _origin(study_dir: Path) -> str:
@@ -171,9 +178,7 @@ def _log_run(
     current = [run for run in found if _is_current(run, content) and run.data.tags.get(PARENT) == parent][:1]
     for run in found:
         if run not in current:
-            # Its record has changed, or its tracking was interrupted: into MLflow's bin.
-            client.set_tag(run.info.run_id, "superseded", "true")
-            client.delete_run(run.info.run_id)
+            _remove(client, run)  # its record has changed, or its tracking was interrupted
     counts["kept" if current else "replaced" if found else "added"] += 1
     if current:
         own = current[0].info.run_id
@@ -187,6 +192,12 @@ def _log_run(
         _log_run(client, experiment, runs, child, above | {PARENT: own}, counts)
     if not current:  # last, so that a run says FINISHED only when those below it are in
         _log_content(client, own, content)
+
+
+def _remove(client: MlflowClient, run: Run) -> None:
+    """Into MLflow's bin."""
+    client.set_tag(run.info.run_id, "superseded", "true")
+    client.delete_run(run.info.run_id)
 
 
 def _is_current(run: Run, content: RunContent) -> bool:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from specrig.analysis.acceptance import acceptance_length, acceptance_rate
@@ -38,6 +39,13 @@ from specrig.tracking.run_content import (
 
 SWEPT = ("speedup", "tokens_per_s", "acceptance_rate", "acceptance_length")
 """The columns of cells that become lines over k, one for each task."""
+PROMPT: dict[str, Callable[[list[Record]], float]] = {
+    "acceptance_rate": acceptance_rate,
+    "acceptance_length": acceptance_length,
+    "tokens": lambda records: fmean(len(record.run.tokens) for record in records),
+    "ttft_ms": lambda records: 1000 * fmean(record.run.ttft_s for record in records),
+}
+"""The lines over the prompts of a cell, from a prompt's records: of all repeats and replicates."""
 FAILED = "**The audit failed this method: its output is not the target's own.**"
 
 
@@ -221,6 +229,9 @@ def _cell_run(
     cell = records[0].cell
     names = [method_name(cell.method, variant=cell.variant), f"k = {cell.k}" if cell.k else "", task_name(cell.task)]
     speedups = log_speedups(group_times(records))
+    by_prompt: dict[str, list[Record]] = {}
+    for record in records:
+        by_prompt.setdefault(record.prompt_id, []).append(record)
     sha = file_sha256(paths[0]) if len(paths) == 1 else digest([file_sha256(path) for path in paths])
     marked = is_disturbed(row)
     note = (
@@ -252,13 +263,10 @@ def _cell_run(
             if name not in IDENTITY and isinstance(value, int | float) and not isinstance(value, bool)
         },
         series={
-            "prompt/speedup": [
+            f"{'prompt' if cell.batch_size == 1 else 'batch'}/speedup": [
                 (step, math.exp(value)) for step, value in zip(speedups.index.tolist(), speedups, strict=True)
             ],
-            "prompt/acceptance_rate": [(step, acceptance_rate([record])) for step, record in enumerate(records)],
-            "prompt/acceptance_length": [(step, acceptance_length([record])) for step, record in enumerate(records)],
-            "prompt/tokens": [(step, float(len(record.run.tokens))) for step, record in enumerate(records)],
-            "prompt/ttft_ms": [(step, 1000 * record.run.ttft_s) for step, record in enumerate(records)],
+            **{f"prompt/{name}": [*enumerate(map(of, by_prompt.values()))] for name, of in PROMPT.items()},
         },
         artifacts=paths,
         measured=time_measured(records),

@@ -34,9 +34,10 @@ class Requests:
     def __init__(self, send: Send, prompt_ids: Sequence[str], *, warmup: int, counted: int, at_once: int) -> None:
         """warmup, counted: how many; at_once: how many are under way in a closed loop."""
         self._send, self._prompt_ids = send, prompt_ids
-        self._warmup, self._counted, self._give_up = warmup, counted, max(GIVE_UP, at_once)
+        self._warmup, self._counted, self._at_once = warmup, counted, at_once
+        self._cool_down = max(counted, 2 * at_once)  # so many may be answered before the last one that counts is
         self._lock, self._began = Lock(), time.perf_counter()
-        self._next = self._done = self._failed_in_a_row = 0
+        self._next = self._done = self._failed_in_a_row = self._under_way = 0
         self._stopped = False
         self._found: dict[int, Request] = {}
 
@@ -52,18 +53,20 @@ class Requests:
     @property
     def over(self) -> bool:
         """Whether all that count are done, the server answers no more, or the turn was stopped."""
-        return self._stopped or self._done >= self._counted or self._failed_in_a_row >= self._give_up
+        give_up = max(GIVE_UP, self._at_once, self._under_way)
+        return self._stopped or self._done >= self._counted or self._failed_in_a_row >= give_up
 
     def stop(self) -> None:
         """Send no more."""
         self._stopped = True
 
     def next(self) -> int | None:
-        """The number of the next request; None: the turn is over, or as many as count were sent to cool down."""
+        """The number of the next request; None: the turn is over, or enough were sent to cool down."""
         with self._lock:
-            if self.over or self._next >= self._warmup + 2 * self._counted:
+            if self.over or self._next >= self._warmup + self._counted + self._cool_down:
                 return None
             self._next += 1
+            self._under_way += 1
             return self._next - 1
 
     def request(self, number: int, due_s: float | None = None) -> None:
@@ -91,6 +94,7 @@ class Requests:
         with self._lock:
             self._found[number] = made
             self._done += part == "counted"
+            self._under_way -= 1
             self._failed_in_a_row = self._failed_in_a_row + 1 if made.error else 0
 
 

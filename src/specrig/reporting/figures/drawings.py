@@ -77,6 +77,7 @@ def drawings(results: StudyResults) -> Iterator[Drawing]:
     measured: dict[Hashable, list[list[Record]]] = {key: [] for key in settings}
     for members in study.cells.values():
         measured[members[0].cell.engine, members[0].cell.pair].append(members)
+    every = [members[0].cell for members in study.cells.values()]
     for number, (key, frame) in enumerate(settings.items()):
         chosen = base_setting(frame)
         setting = "{engine}-{pair}".format(**chosen.iloc[0]) if number else ""
@@ -86,13 +87,10 @@ def drawings(results: StudyResults) -> Iterator[Drawing]:
             yield Drawing(name, setting, draw)
         coldest = frame[frame["temperature"] == frame["temperature"].min()]
         yield Drawing("break_even", setting, partial(break_even_figure, coldest, study.tasks))
-    # Batch sizes are what it compares, so it sees the cells of all of them.
-    first = next(iter(settings.values()))
-    tasks = [task for task in study.tasks if task in set(first["task"])]
-    yield Drawing("batching", "", lambda sheet: batching(first, tasks, sheet))
+        tasks = [task for task in study.tasks if task in set(frame["task"])]
+        yield Drawing("batching", setting, partial(batching, frame, tasks))  # it compares batch sizes, so it sees all
+        yield Drawing("latency", setting, partial(latency, chosen, every, tasks))
     yield Drawing("traffic", "", lambda sheet: traffic(results.traffic.frame, results.crossovers, sheet))
-    every = [members[0].cell for members in study.cells.values()]
-    yield Drawing("latency", "", lambda sheet: latency(base_setting(first), every, tasks, sheet))
     yield Drawing("turns", "", lambda sheet: along(results.turns, "turn", sheet))
     yield Drawing("contexts", "", lambda sheet: along(results.contexts, "context", sheet))
     yield Drawing("engines", "", lambda sheet: engines_figure(base_setting(results.compared), study.tasks, sheet))

@@ -32,8 +32,10 @@ from specrig.results.summary import MEAN, disturbed_in
 
 
 def in_order(summary: pd.DataFrame) -> pd.DataFrame:
-    """The rows of a `speedup_summary`, the fastest first; those without a mean last."""
-    return summary.sort_values(MEAN, ascending=False, kind="stable", na_position="last", ignore_index=True)
+    """The rows of a `speedup_summary`, the fastest first; then those of fewer tasks, and those without a mean last."""
+    rows = summary.assign(tasks=summary["tasks"].where(summary[MEAN].notna()))
+    order = rows.sort_values(["tasks", MEAN], ascending=False, kind="stable", na_position="last").index
+    return summary.loc[order].reset_index(drop=True)
 
 
 def ranking(summary: pd.DataFrame, tasks: list[str], sheet: Sheet) -> Figure:

@@ -25,13 +25,14 @@ MEMORY_BYTES = 1 << 30
 STOPS = re.compile(r"\n(?=class |def |#|if |print|@|\"\"\"|```)")
 """What ends a completed function in the text behind it (Chen et al. 2021, arXiv 2107.03374, section 2.3)."""
 
-_LIMITS = f"""
-import resource
+_LAUNCHER = f"""
+import resource, runpy, sys
 limits = {{"CPU": {TIMEOUT_S}, "AS": {MEMORY_BYTES}, "FSIZE": 1 << 20, "NOFILE": 32, "NPROC": 64, "CORE": 0}}
 for limit, value in limits.items():
     resource.setrlimit(getattr(resource, "RLIMIT_" + limit), (value, value))
-del resource, limits, limit, value
+runpy.run_path(sys.argv[1], run_name="__main__")
 """
+"""Runs a program within limits. The program is a file of its own, since `from __future__` must stand first in one."""
 
 
 class PassAt1(Mean):
@@ -77,9 +78,9 @@ def passes(code: str, tests: str) -> bool:
     # Output goes to a file, for which the limit on files holds: in a pipe it would fill this process's memory.
     with TemporaryDirectory(prefix="specrig-") as folder, TemporaryFile(prefix="specrig-") as output:
         file = Path(folder) / "program.py"
-        file.write_text(f"{_LIMITS}\n{code}\n{tests}\nprint({token!r})\n", encoding="utf-8")
+        file.write_text(f"{code}\n{tests}\nprint({token!r})\n", encoding="utf-8")
         process = subprocess.Popen(
-            [*_isolation(), sys.executable, "-I", "-S", "-B", str(file)],
+            [*_isolation(), sys.executable, "-I", "-S", "-B", "-c", _LAUNCHER, str(file)],
             cwd=folder,
             env={"PATH": os.defpath},
             stdin=subprocess.DEVNULL,
