@@ -110,8 +110,8 @@ def write_figures(study_dir: Path, out: Path) -> list[Path]:
     """Draw the figures of `results/<study>` into `out`; returns the paths of all files written.
 
     Reads the records and the training curves. `<name>.svg` shows the first engine and pair of the study; those of the
-    others are called `<name>-<engine>-<pair>.svg`. `phone/` holds the same for a phone's width. A figure without data
-    is written too and says that it has none.
+    others are called `<name>-<engine>-<pair>.svg`. `phone/` holds the same for a phone's width. The first
+    setting's figures without data are written too and say that they have none.
     """
     (out / PHONE.name).mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
@@ -122,6 +122,8 @@ def write_figures(study_dir: Path, out: Path) -> list[Path]:
                 try:
                     figure = drawing.draw(sheet)
                 except NothingError as reason:
+                    if drawing.setting:
+                        break  # pages show what has data
                     figure, caption = empty(str(reason)), str(reason)
                 written += _save(figure, folder / drawing.stem, caption, picture=sheet is SCREEN)
     for stray in {path for name in figures() for path in out.rglob(f"{name}-*.*")} - set(written):
