@@ -447,6 +447,8 @@ def test_a_server_that_keeps_up_is_not_marked_however_long_its_answers_take(seco
     about = {"point": point(1, "open"), "digest": "d", "turn": 0, "began": "", "client_cpu_s": 0.1}
     turns = [Turn.model_validate(about | {"requests": requests, "is_baseline": side}) for side in (True, False)]
     assert not traffic_table([turns], Limits(), {})["saturated"].any()
+    few = [Turn.model_validate(about | {"requests": requests[8:12], "is_baseline": side}) for side in (True, False)]
+    assert not traffic_table([few], Limits(), {})["saturated"].any(), "two requests that count say nothing"
 
 
 @pytest.mark.parametrize(("seconds", "saturated"), [(0.9, False), (1.2, True)])

@@ -175,10 +175,9 @@ def _outran(turns: Sequence[Turn]) -> bool:
     """
     arrived = before = after = 0
     for turn in turns:
-        answers = [request.last_s for request in turn.requests if not request.error]
-        first, last = max(turn.counted[0].due_s, min(answers, default=math.inf)), turn.counted[-1].due_s
-        if first >= last:
-            return True  # nothing was answered while they arrived
+        first, last = turn.counted[0].due_s, turn.counted[-1].due_s
+        answered = min((request.last_s for request in turn.requests if not request.error), default=math.inf)
+        first = max(first, answered) if answered < last else first
         arrived += sum(first < request.due_s <= last for request in turn.requests)
         before, after = before + _under_way(turn, first), after + _under_way(turn, last)
     return after - before > (1 - KEPT_UP) * arrived + 2 * math.sqrt(before + after)

@@ -52,8 +52,9 @@ class Finding:
 class Best:
     """The fastest measured cell of one engine, task, temperature and batch size.
 
-    variant: its options beside k, as records name them, empty: the defaults. low, high: the 95 % interval of its speedup, None where it is not known; acceptance_length: tokens a verification
-    pass; disturbed: whether the machine did other things meanwhile, as in all cells of this setting.
+    variant: its options beside k, as records name them, empty: the defaults. low, high: the 95 % interval of its
+    speedup, None where it is not known; acceptance_length: tokens a verification pass; disturbed: whether the machine
+    did other things meanwhile, as in all cells of this setting.
     """
 
     engine: str

@@ -73,7 +73,9 @@ def show_advice(advice: Advice, console: Console) -> None:
 
 
 def _print_measured(rows: Sequence[Best], console: Console) -> None:
-    """The fastest method and its options for each engine, task, temperature and batch size; plain decoding where none is faster."""
+    """The fastest method and its options for each engine, task, temperature and batch size; plain decoding where none
+    is faster.
+    """
     from specrig.results.grid import interval, number  # numpy
 
     engines, found = {row.engine for row in rows}, []

@@ -48,7 +48,8 @@ UNITS = (("hour", 3600, 1), ("minute", 60, 0), ("second", 1, 0))
 """Units of time: name, seconds, digits after the point."""
 ASSUMPTION = (
     f"each pass reads the weights once at {REACHED:.0%} of {{bandwidth}} GB/s ({{machine}}), "
-    "no method faster than its baseline, {free}, downloads, training and disturbed cells that are measured again not counted"
+    "no method faster than its baseline, {free}, downloads, training and disturbed cells that are measured again not "
+    "counted"
 )
 
 

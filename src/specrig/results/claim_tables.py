@@ -36,7 +36,8 @@ RULES = (
 def reproduction(study: StudyData, cells: pd.DataFrame | None = None) -> pd.DataFrame:
     """`claims.judgements_table` for the study's file of reported figures; empty where the study names no such file.
 
-    cells: the study's, with `failed`; None: without an audit. What it failed reproduces nothing. Raises StudyError for rows that cannot be read; it states the place of each.
+    cells: the study's, with `failed`; None: without an audit. What it failed reproduces nothing. Raises StudyError for
+    rows that cannot be read; it states the place of each.
     """
     sound = study.table if cells is None else cells[~cells["failed"].astype(bool)]
     return judgements_table(judge(reported_claims(study), with_conditions(study, sound), _catalogue(study)))

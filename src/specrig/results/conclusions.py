@@ -50,9 +50,9 @@ def findings(summary: pd.DataFrame, best: pd.DataFrame, tasks: list[str], *, bus
     """The fastest method per engine and pair, at the lowest temperature and the smallest batch.
 
     summary: the result of `summary.speedup_summary`. best: the cells from which it was computed. Lossy methods and
-    methods that failed the audit are never named as the fastest, nor those that were measured on fewer tasks. Methods with a disturbed cell are named, with their
-    sign, only where there are no others. Speedups are those with k chosen on other prompts. busy: whether
-    the report says already that the machine was busy throughout.
+    methods that failed the audit are never named as the fastest, nor those that were measured on fewer tasks. Methods
+    with a disturbed cell are named, with their sign, only where there are no others. Speedups are those with k chosen
+    on other prompts. busy: whether the report says already that the machine was busy throughout.
     """
     found = []
     for where, rows, top, disturbed in _leaders(summary):
