@@ -441,6 +441,9 @@ def test_means_over_fewer_tasks_win_nothing(study: Path) -> None:
     signs = with_signs(summary, ["geometric_mean", "code"])
     assert not signs.loc[fastest, "geometric_mean_bold"] and signs.loc[second.name, "geometric_mean_bold"]
     assert in_order(summary)["method"].iloc[-1] == summary.loc[fastest, "method"]
+    summary.loc[fastest, ["tasks", "lossless"]] = [9, False]
+    signs = with_signs(summary, ["geometric_mean"])
+    assert signs.loc[second.name, "geometric_mean_bold"], "a lossy method on more tasks takes nothing from others"
 
 
 def test_the_answer_in_short_is_that_of_the_report(study: Path) -> None:

@@ -449,6 +449,9 @@ def test_a_server_that_keeps_up_is_not_marked_however_long_its_answers_take(seco
     assert not traffic_table([turns], Limits(), {})["saturated"].any()
     few = [Turn.model_validate(about | {"requests": requests[8:12], "is_baseline": side}) for side in (True, False)]
     assert not traffic_table([few], Limits(), {})["saturated"].any(), "two requests that count say nothing"
+    silent = [request.model_copy(update={"error": "no answer", "first_s": None, "tokens": []}) for request in requests]
+    mute = [Turn.model_validate(about | {"requests": silent, "is_baseline": side}) for side in (True, False)]
+    assert traffic_table([mute], Limits(), {})["saturated"].all()
 
 
 @pytest.mark.parametrize(("seconds", "saturated"), [(0.9, False), (1.2, True)])

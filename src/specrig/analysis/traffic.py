@@ -171,16 +171,19 @@ def _outran(turns: Sequence[Turn]) -> bool:
     """Whether more requests arrived than were answered: those under way grew by more than their share, and by more than
     two standard deviations, if arrivals and answers are Poisson.
 
-    Before the first answer the number under way grows at any rate; this time does not count.
+    Before the first answer the number under way grows at any rate; this time does not count. A server that answers
+    nothing is outrun.
     """
     arrived = before = after = 0
     for turn in turns:
         first, last = turn.counted[0].due_s, turn.counted[-1].due_s
         answered = min((request.last_s for request in turn.requests if not request.error), default=math.inf)
+        if answered == math.inf:
+            return True
         first = max(first, answered) if answered < last else first
         arrived += sum(first < request.due_s <= last for request in turn.requests)
         before, after = before + _under_way(turn, first), after + _under_way(turn, last)
-    return after - before > (1 - KEPT_UP) * arrived + 2 * math.sqrt(before + after)
+    return after - before > max((1 - KEPT_UP) * arrived, 2 * math.sqrt(before + after))
 
 
 def _under_way(turn: Turn, at_s: float) -> int:

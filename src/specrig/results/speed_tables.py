@@ -143,13 +143,14 @@ def with_signs(summary: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
     """`speedup_summary` with `<column>_marked` (see `disturbed_in`) and `<column>_bold` (see `best`)."""
     groups = [level for level in varying_levels(summary) if level != "method"]
     marked = {column: disturbed_in(summary, column) for column in columns}
-    fewer = ~summary.index.isin(over_most_tasks(summary, groups).index)
-    bold = {
-        f"{column}_bold": best(
-            summary, column, groups, marked[column] | fewer if column in (MEAN, CROSS_FITTED) else marked[column]
-        )
+    fair = _fair(summary)
+    fewer = {
+        column: ~summary.index.isin(over_most_tasks(summary[fair & ~marked[column]], groups).index)
+        if column in (MEAN, CROSS_FITTED)
+        else False
         for column in columns
     }
+    bold = {f"{column}_bold": best(summary, column, groups, marked[column] | fewer[column]) for column in columns}
     return summary.assign(**bold, **{f"{column}_marked": signs for column, signs in marked.items()})
 
 
@@ -204,10 +205,15 @@ def best(frame: pd.DataFrame, column: str, groups: list[str], marked: pd.Series)
     marked: the disturbed rows. They, the lossy, those that the audit failed and the baselines (a batch without drafts
     is held against single prompts) never win: their speeds do not compare.
     """
-    baseline = frame["method"].isin(list(BASELINES))
-    fair = frame[column].where(frame["lossless"].astype(bool) & ~frame["failed"].astype(bool) & ~marked & ~baseline)
+    fair = frame[column].where(_fair(frame) & ~marked)
     top = fair.groupby([frame[level] for level in groups]).transform("max") if groups else fair.max()
     return (fair == top) & (fair > 1)
+
+
+def _fair(frame: pd.DataFrame) -> pd.Series:
+    """Which rows' speeds compare: not the lossy ones, those that the audit failed, and the baselines."""
+    baseline = frame["method"].isin(list(BASELINES))
+    return frame["lossless"].astype(bool) & ~frame["failed"].astype(bool) & ~baseline
 
 
 def setting(frame: pd.DataFrame) -> str:

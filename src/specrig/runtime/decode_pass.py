@@ -101,7 +101,8 @@ def round_weights(model: CachedModel, name: str) -> bool:
     """Let decode passes of a draft or a head multiply weights of 8 bits from now on, where the process asks for them
     (`kernel_choice.draft_weights`) and they are faster; returns whether they do. name: of the model, in the record.
 
-    Inputs are rounded too, for each product anew. Prompts and other wide passes keep the weights as they are.
+    Inputs are rounded too, for each product anew. Passes that torch runs, such as those over long prompts, keep the
+    weights as they are.
     """
     kernel_choice.draft_weights_of[name] = "int8" if (rounded := _rounded(model)) else "model"
     return rounded

@@ -230,8 +230,6 @@ class LlamaModel(CachedModel):
     def _pass(
         self, tokens: Tensor, parents: Parents | None, features: Tensor | None, last: Positions | None
     ) -> tuple[Tensor, Tensor]:
-        if tokens.numel() > MAX_TOKENS:
-            self._time_wide(tokens, parents, features, last)
         compiled, end = self._compiled_for(tokens), self.lengths[0] + tokens.shape[1]
         if (
             compiled is None
@@ -251,18 +249,24 @@ class LlamaModel(CachedModel):
         fits = tokens.numel() <= MAX_TOKENS or (tokens.shape[1] <= MAX_TOKENS and self.compiled.wide)
         return self.compiled if fits else None
 
-    def _time_wide(
+    def _prepare(
         self, tokens: Tensor, parents: Parents | None, features: Tensor | None, last: Positions | None
     ) -> None:
         """Choose what runs passes of more tokens than compiled code runs at once, by running the first one both ways."""
         compiled = self.compiled
-        if compiled is None or compiled.wide is not None or self.cache.scattered or tokens.shape[1] > MAX_TOKENS:
+        if not tokens.shape[1] <= MAX_TOKENS < tokens.numel() or compiled is None or compiled.wide is not None:
+            return
+        if self.replay is not None or self.cache.scattered:
             return
         began, seconds = self.now(), {False: inf, True: inf}
-        for compiled.wide in (False, True) * TIMED:
-            started = self.now()
-            self._pass(tokens, parents, features, last)
-            seconds[compiled.wide] = min(seconds[compiled.wide], self.now() - started)
+        try:
+            for compiled.wide in (False, True) * TIMED:
+                started = self.now()
+                self._pass(tokens, parents, features, last)
+                seconds[compiled.wide] = min(seconds[compiled.wide], self.now() - started)
+        except BaseException:
+            compiled.wide = None
+            raise
         compiled.wide, self.choices = seconds[True] < seconds[False], None
         Replay.spent += self.now() - began  # a warm-up has them, but for that of a batch with fewer rows
 

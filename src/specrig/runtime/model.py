@@ -184,6 +184,7 @@ class CachedModel(ABC):
         Raises DecodingError where the tokens do not fit the cache.
         """
         n, self.choices = tokens.shape[1], None
+        self._prepare(tokens, parents, features, last)
         if self.replay is not None and n <= (MAX_RECORDED if last is None else MAX_ALL_LOGITS):
             run, inputs = self._recorded(self.replay, tokens, self._own(n, parents), features)
             mark = self.watch.start()
@@ -199,6 +200,11 @@ class CachedModel(ABC):
             logits = logits[..., : self.vocab_size]
         self.watch.stop(n, mark)
         return logits, hidden
+
+    def _prepare(  # noqa: B027
+        self, tokens: Tensor, parents: Parents | None, features: Tensor | None, last: Positions | None
+    ) -> None:
+        """Whatever is to be done before a pass and is no time of it."""
 
     def pad_passes(self) -> None:
         """From now on pad every pass to a multiple of 8 tokens, over a multiple of `WINDOW` cache slots.

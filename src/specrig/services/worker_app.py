@@ -129,7 +129,9 @@ def worker_app(
         add_passes(passes, made)
         return outputs
 
-    batcher = Batcher(run_aside, min(batch, worker.sessions.rows), queue)
+    size = min(batch, worker.sessions.rows)
+    most = queue + size  # a batch of them runs at once
+    batcher = Batcher(run_aside, size, most)
 
     @contextlib.asynccontextmanager
     async def background() -> AsyncIterator[None]:
@@ -159,7 +161,7 @@ def worker_app(
         except protocol.ProtocolError as error:
             fix = "send rows as specrig/services/protocol.py describes them"
             raise RefusedError(422, str(error), fix, where="body") from error
-        if batcher.waiting + len(message.rows) > queue + batcher.size:  # a batch of them runs at once
+        if batcher.waiting + len(message.rows) > most:
             what = f"{batcher.waiting} rows wait already, {queue} may"
             raise RefusedError(503, what, "come again later, with fewer rows", retry_s=1)
         worker.ended += message.ended

@@ -58,8 +58,10 @@ class RunContent:
 
     @property
     def record_sha(self) -> str:
-        """The run's tag `record_sha`. It holds the metrics too, because other cells can change those of one cell."""
-        return digest([self.sha, repr(sorted(self.metrics.items()))])
+        """The run's tag `record_sha`. It holds the metrics too, because other cells can change those of one cell, and the
+        lines, which another version may draw otherwise.
+        """
+        return digest([self.sha, repr(sorted(self.metrics.items())), repr(sorted(self.series.items()))])
 
 
 def time_measured(records: Iterable[Record]) -> tuple[int, int] | None:

@@ -203,9 +203,8 @@ class TextShards:
         and all its shards are equally large.
         """
         own = [self.folder / MANIFEST, *(each for each in self.shared if each.parent.name == self.folder.name)]
-        first = next((manifest for manifest in own if manifest.is_file()), None)
-        found: int = LARGEST if first is None else _manifest(first, "largest", _AGAIN, SHARD)
-        return found
+        known = [_manifest(manifest, "largest", _AGAIN, SHARD) for manifest in own if manifest.is_file()]
+        return max(known, default=LARGEST)  # so that no new shard holds texts of one that is there
 
     @cached_property
     def _settings(self) -> dict[str, Any]:
