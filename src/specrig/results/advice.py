@@ -13,9 +13,9 @@ from specrig.analysis.disturbance import disturbed
 from specrig.measurement.signs import is_disturbed
 from specrig.results import grid
 from specrig.results.grid import Grid, GridEntry
-from specrig.results.labels import BASELINES, DISTURBED_NOTE, method_name, task_name
+from specrig.results.labels import DISTURBED_NOTE, method_name, task_name
 from specrig.results.study_data import StudyData
-from specrig.results.summary import base_setting
+from specrig.results.summary import base_setting, comparable
 
 SETTING = ["engine", "pair", "task"]
 SHOWN = 3
@@ -67,7 +67,7 @@ def _candidates(frame: pd.DataFrame, chosen: dict[tuple[Any, ...], dict[str, Any
 def _fair(cells: pd.DataFrame) -> pd.DataFrame:
     """The cells that may be advised unless disturbed: lossless, passed by the audit, in their base setting."""
     base = pd.concat([cells.iloc[:0], *(base_setting(frame) for _, frame in cells.groupby(SETTING, sort=False))])
-    fair = base[base["lossless"].astype(bool) & ~base["failed"].astype(bool) & ~base["method"].isin(list(BASELINES))]
+    fair = base[comparable(base)]
     return fair.assign(variant=fair["variant"].fillna("")).dropna(subset=["speedup"])
 
 

@@ -13,7 +13,7 @@ from specrig.analysis.repetition import LOOPING
 from specrig.results.grid import interval, number, percent
 from specrig.results.labels import BASELINES, DISTURBED_SIGN, method_name, task_name
 from specrig.results.speed_tables import mean_units
-from specrig.results.summary import CROSS_FITTED, MEAN, base_setting, disturbed_in, over_most_tasks
+from specrig.results.summary import CROSS_FITTED, MEAN, base_setting, comparable, disturbed_in, over_most_tasks
 
 ALL_DISTURBED = (
     f"{DISTURBED_SIGN} Every lossless method was disturbed while it was measured, this one too: measure again on a "
@@ -91,8 +91,7 @@ def _leaders(summary: pd.DataFrame) -> Iterator[Leader]:
         where = f"{pair} ({engine})"
         rows = base_setting(rows)
         marked = disturbed_in(rows, MEAN) | disturbed_in(rows, CROSS_FITTED)
-        fair = rows[rows["lossless"].astype(bool) & ~rows["failed"].astype(bool)]
-        fair = fair[~fair["method"].isin(list(BASELINES))].dropna(subset=[CROSS_FITTED])
+        fair = rows[comparable(rows)].dropna(subset=[CROSS_FITTED])
         if fair.empty:
             yield Leader(where, rows, None, disturbed=False)
             continue

@@ -14,7 +14,6 @@ from specrig.results import grid
 from specrig.results.floors import device_columns
 from specrig.results.grid import Column, Grid, GridEntry
 from specrig.results.labels import (
-    BASELINES,
     BATCHED_NOTE,
     BOLD_NOTE,
     DISTURBED_NOTE,
@@ -24,7 +23,7 @@ from specrig.results.labels import (
     task_name,
 )
 from specrig.results.study_data import StudyData
-from specrig.results.summary import CROSS_FITTED, LEVELS, MEAN, disturbed_in, over_most_tasks
+from specrig.results.summary import CROSS_FITTED, LEVELS, MEAN, comparable, disturbed_in, over_most_tasks
 
 BEST_K = (
     "k is the one with the largest geometric mean speedup. It was chosen on the same prompts, so the numbers of a "
@@ -143,14 +142,14 @@ def with_signs(summary: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
     """`speedup_summary` with `<column>_marked` (see `disturbed_in`) and `<column>_bold` (see `best`)."""
     groups = [level for level in varying_levels(summary) if level != "method"]
     marked = {column: disturbed_in(summary, column) for column in columns}
-    fair = _fair(summary)
-    fewer = {
-        column: ~summary.index.isin(over_most_tasks(summary[fair & ~marked[column]], groups).index)
-        if column in (MEAN, CROSS_FITTED)
-        else False
-        for column in columns
-    }
-    bold = {f"{column}_bold": best(summary, column, groups, marked[column] | fewer[column]) for column in columns}
+
+    def left_out(column: str) -> pd.Series:
+        if column not in (MEAN, CROSS_FITTED):
+            return marked[column]
+        most = over_most_tasks(summary[comparable(summary) & ~marked[column]], groups)
+        return pd.Series(~summary.index.isin(most.index), summary.index)
+
+    bold = {f"{column}_bold": best(summary, column, groups, left_out(column)) for column in columns}
     return summary.assign(**bold, **{f"{column}_marked": signs for column, signs in marked.items()})
 
 
@@ -199,21 +198,15 @@ def row_labels(row: dict[str, Any], levels: list[str], *, disturbed: bool = Fals
     return [GridEntry(str(column({**row, "marked": disturbed}))) for column in level_columns(levels).values()]
 
 
-def best(frame: pd.DataFrame, column: str, groups: list[str], marked: pd.Series) -> pd.Series:
+def best(frame: pd.DataFrame, column: str, groups: list[str], left_out: pd.Series) -> pd.Series:
     """Which rows are bold: the largest speedup in `column` of each group that the columns `groups` make, if above 1.
 
-    marked: the disturbed rows. They, the lossy, those that the audit failed and the baselines (a batch without drafts
-    is held against single prompts) never win: their speeds do not compare.
+    left_out: rows that never win, such as disturbed ones, nor do those that are not `comparable` (a batch without drafts
+    is held against single prompts).
     """
-    fair = frame[column].where(_fair(frame) & ~marked)
+    fair = frame[column].where(comparable(frame) & ~left_out)
     top = fair.groupby([frame[level] for level in groups]).transform("max") if groups else fair.max()
     return (fair == top) & (fair > 1)
-
-
-def _fair(frame: pd.DataFrame) -> pd.Series:
-    """Which rows' speeds compare: not the lossy ones, those that the audit failed, and the baselines."""
-    baseline = frame["method"].isin(list(BASELINES))
-    return frame["lossless"].astype(bool) & ~frame["failed"].astype(bool) & ~baseline
 
 
 def setting(frame: pd.DataFrame) -> str:

@@ -102,11 +102,11 @@ class StudyResults:
 
     orders = cached_property(lambda self: order_tables.comparisons(self.study, self.cells))
     """Reported orders of methods against the measured ones."""
-    trained = cached_property(lambda self: not training_curves(self.study.folder / "models").empty)
+    curves = cached_property(lambda self: training_curves(self.study.folder / "models"))
+    """`training_curves` of the study."""
+    trained = cached_property(lambda self: not self.curves.empty)
     """Whether the study trained models."""
-    target_trained = cached_property(
-        lambda self: self.trained and "target" in set(training_curves(self.study.folder / "models")["model"])
-    )
+    target_trained = cached_property(lambda self: self.trained and "target" in set(self.curves["model"]))
     """Whether a target is among them."""
     learnt = cached_property(lambda self: self.trained or not self.study.learning_points.empty)
     """Whether it did, or has a draft or head with a learning curve."""

@@ -183,6 +183,14 @@ def disturbed_in(summary: pd.DataFrame, column: str) -> pd.Series:
     return names.map(lambda tasks: bool(tasks) if column in (MEAN, CROSS_FITTED) else column in tasks).astype(bool)
 
 
+def comparable(frame: pd.DataFrame) -> pd.Series:
+    """A boolean for each row: whether its speed compares with others'. It does not of lossy methods, of those that the
+    audit failed, and of baselines.
+    """
+    baseline = frame["method"].isin(list(BASELINES))
+    return frame["lossless"].astype(bool) & ~frame["failed"].astype(bool) & ~baseline
+
+
 def over_most_tasks(summary: pd.DataFrame, groups: Sequence[str] = ()) -> pd.DataFrame:
     """The rows of a `speedup_summary` that were measured on the most tasks of their group. The other rows' means over
     tasks do not compare with theirs.

@@ -16,10 +16,10 @@ from specrig.analysis.statistics import Interval, average, interval, mean
 from specrig.measurement.records import Record
 from specrig.results import grid
 from specrig.results.grid import Grid, GridEntry
-from specrig.results.labels import BASELINES, DISTURBED_NOTE, method_name, method_order
+from specrig.results.labels import DISTURBED_NOTE, method_name, method_order
 from specrig.results.order_tables import WORDS
 from specrig.results.speed_tables import row_labels, setting, table_notes, varying_levels
-from specrig.results.summary import base_setting
+from specrig.results.summary import base_setting, comparable
 from specrig.tasks.variants import variant_of
 
 Axis = Literal["turn", "context"]
@@ -104,7 +104,7 @@ def _lines(frame: pd.DataFrame, axis: Axis) -> dict[str, Line]:
     every, frame = set(frame[axis]), undisturbed(frame)
     if len(every) < 2:
         return {}
-    fair = frame[frame["lossless"].astype(bool) & ~frame["failed"].astype(bool) & ~frame["method"].isin(BASELINES)]
+    fair = frame[comparable(frame)]
     found: dict[str, Line] = {}
     for (method, variant), own in fair.groupby(["method", "variant"], sort=False):
         line = {int(cast("int", at)): row_dicts(rows) for at, rows in own.groupby(axis)}

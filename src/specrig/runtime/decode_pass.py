@@ -247,28 +247,33 @@ class DecodePass:
         self, tokens: Tensor, step: Step | LevelStep, last: Positions | None, features: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """As `CachedModel._run`. Of more than `MAX_TOKENS` tokens some rows run at a time."""
-        (B, n), model = tokens.shape, self.model
+        B, n = tokens.shape
         if B * n <= MAX_TOKENS:
-            return self._rows(tokens, step, last, features, 0)
-        found: tuple[list[Tensor], ...] = [], [], [], []
-        for first in range(0, B, MAX_TOKENS // n):
-            rows = slice(first, first + MAX_TOKENS // n)
-            own_features = None if features is None else features[rows]
-            outputs = self._rows(tokens[rows], step.of_rows(rows), last and last[rows], own_features, first)
-            aux = model.aux_hidden_states if model.aux_layers else None
-            for all_rows, own in zip(found, (*outputs, aux, model.choices), strict=True):
-                all_rows += [] if own is None else [own]
-        logits, hidden, *more = (torch.cat(parts) if parts else None for parts in found)
-        assert logits is not None and hidden is not None
-        if more[0] is not None:
-            model.aux_hidden_states = more[0]
-        model.choices = more[1]
+            logits, hidden, aux, choices = self._rows(tokens, step, last, features)
+        else:
+            parts = []
+            for first in range(0, B, MAX_TOKENS // n):
+                rows = slice(first, first + MAX_TOKENS // n)
+                own_features = None if features is None else features[rows]
+                parts.append(self._rows(tokens[rows], step.of_rows(rows), last and last[rows], own_features, first))
+            logits, hidden = torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
+            aux, choices = _joined([part[2] for part in parts]), _joined([part[3] for part in parts])
+        self.model.choices = choices
+        if aux is not None:
+            self.model.aux_hidden_states = aux
         return logits, hidden
 
     def _rows(
-        self, tokens: Tensor, step: Step | LevelStep, last: Positions | None, features: Tensor | None, first_row: int
-    ) -> tuple[Tensor, Tensor]:
-        """A call of at most `MAX_TOKENS` tokens. first_row: of the cache's rows, the one of the first tokens."""
+        self,
+        tokens: Tensor,
+        step: Step | LevelStep,
+        last: Positions | None,
+        features: Tensor | None,
+        first_row: int = 0,
+    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        """Logits, hidden states, streams and choices of at most `MAX_TOKENS` tokens. first_row: of the cache's rows, the one
+        of the first tokens.
+        """
         model, args = self.model, self.args
         B, n = tokens.shape
         if self._bound[0] is not model.cache or self._bound[1] is not model.cos:
@@ -296,10 +301,7 @@ class DecodePass:
             args.scratch = self.scratch.data_ptr()
         self.library.forward(byref(args))
         del laid_out, inputs, reads  # the call has read them until here
-        model.choices = choices
-        if aux is not None:
-            model.aux_hidden_states = aux
-        return logits, hidden
+        return logits, hidden, aux, choices
 
     def _bind(self) -> None:
         """Take the addresses of the model's cache and tables of positions, which may have moved."""
@@ -364,6 +366,12 @@ class DecodePass:
             layer = self.layers[self.kept.index(index)]
             layer.aux_hidden_state = found.data_ptr() + at * D * found.element_size()
         return found
+
+
+def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
+    """One after another; None where they are."""
+    found = [part for part in parts if part is not None]
+    return torch.cat(found) if found else None
 
 
 def _at(tensor: Tensor | None) -> int | None:

@@ -13,7 +13,7 @@ from specrig.analysis.cells import row_dicts
 from specrig.results.labels import BASELINES, method_name
 from specrig.results.study_data import StudyData, read_study
 from specrig.results.study_results import StudyResults
-from specrig.results.summary import CROSS_FITTED, base_setting, disturbed_in, over_most_tasks
+from specrig.results.summary import CROSS_FITTED, base_setting, comparable, disturbed_in, over_most_tasks
 from specrig.sharing.manifest import FILE, PublicationError, read_manifest
 from specrig.sharing.publish import hardware, unpacked
 
@@ -99,7 +99,7 @@ def _published_pairs(publication: Path) -> Iterator[PublishedPair]:
                 tuple(manifest.measured_with),
                 study.captured[:10] or "–",
                 drafting,
-                drafting["lossless"].astype(bool) & ~drafting["failed"].astype(bool),
+                comparable(drafting),
             )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import matplotlib as mpl
 
 from specrig.files import write_atomically
-from specrig.results.study_data import learning_curves, training_curves
+from specrig.results.study_data import learning_curves
 
 mpl.use("Agg")
 
@@ -97,8 +97,7 @@ def drawings(results: StudyResults) -> Iterator[Drawing]:
     yield Drawing("reported", "", lambda sheet: reported_against(results.judged, sheet))
     yield Drawing("order", "", lambda sheet: order_figure(results.orders, sheet))
     yield Drawing("loss", "", lambda sheet: speed_against_loss(results.losses, study.tasks, sheet))
-    steps = training_curves(study.folder / "models")
-    yield Drawing("training", "", lambda sheet: curves.training_loss(steps, sheet))
+    yield Drawing("training", "", lambda sheet: curves.training_loss(results.curves, sheet))
     learnt = learning_curves(study.folder / "models")
     yield Drawing("learning", "", lambda sheet: curves.learning(learnt, study.learning_points, sheet))
     for name, item in figures().items():
