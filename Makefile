@@ -62,7 +62,7 @@ docs: $(DOCS_VENV)/ready  ## build the documentation and the gallery of studies 
 	echo "Documentation: site/index.html"
 
 ui: $(READY)  ## show the study's runs in MLflow's pages, on this machine only
-	@root=$$($(BIN)/specrig where $(CONFIG) | sed -n 's/^Results: //p')
+	@root=$$($(BIN)/specrig plan $(CONFIG) | sed -n 's/^Results: //p')
 	uri=$${MLFLOW_TRACKING_URI:-sqlite:///$$root/mlflow.db}
 	[[ $$uri != sqlite:* ]] || echo "Runs: http://127.0.0.1:$${PORT:-5000}/#/experiments/1/runs?workflowType=machine_learning&viewStateShareKey=methods"
 	# One worker and no job processes: more do not come up on a machine under load.

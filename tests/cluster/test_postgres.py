@@ -177,7 +177,7 @@ def test_a_study_is_entered_once_whatever_is_away(
         assert done.returncode == 0 and "Traceback" not in done.stdout, done.stdout
         return done.stdout
 
-    track = [sys.executable, "-m", "specrig", "track", "--study", str(RESULTS / "study.json")]
+    track = [sys.executable, "-m", "specrig", "stage", "track", "--study", str(RESULTS / "study.json")]
     failed = "MLflow tracking failed"
 
     # The server is away: the run ends well, and the next one enters the runs.

@@ -220,7 +220,7 @@ def mounting(folder: Path, script: str) -> subprocess.CompletedProcess[str]:
 
 def test_a_full_disk_is_reported_with_the_path_and_the_next_run_goes_on(folder: Path, finished: Path) -> None:
     without_measurements(folder)
-    measure = f"{sys.executable} -m specrig measure --study {RESULTS}/study.json --engine native --pair embedded"
+    measure = f"{sys.executable} -m specrig stage measure --study {RESULTS}/study.json --engine native --pair embedded"
     result = mounting(
         folder,
         f"mkdir {RECORDS}; mount -t tmpfs -o size=40k full {RECORDS} || exit 9; {measure}; echo code $?; cp -a "

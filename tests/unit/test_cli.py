@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import time
@@ -20,6 +21,7 @@ def test_plan_lists_the_cells(workplace: Path, capsys: pytest.CaptureFixture[str
     output = capsys.readouterr().out
     assert "study test" in output
     assert "6 cells in 1 job" in output
+    assert output.split()[-4:] == ["Results:", "results/test", "Report:", "reports/test/report.html"]
 
 
 def test_plan_says_how_many_prompts_tell_5_percent_apart(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -44,9 +46,16 @@ def test_methods_lists_the_registry(capsys: pytest.CaptureFixture[str], monkeypa
     assert "All are lossless" in output and "lossless" not in output.splitlines()[0]
 
 
-def test_where_says_where_the_report_is(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["where", "configs/test.yaml"]) == 0
-    assert capsys.readouterr().out.split() == ["Report:", "reports/test/report.html", "Results:", "results/test"]
+def test_the_help_shows_what_people_type_and_stages_stand_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    def listed(*words: str) -> list[str]:
+        assert cli.main([*words, "--help"]) == 0
+        return re.findall(r"^│ ([a-z][a-z-]*)  ", capsys.readouterr().out, flags=re.M)
+
+    assert listed() == [
+        *("run", "plan", "decode", "methods", "doctor", "advise"),
+        *("tune", "compare", "publish", "verify", "pin", "serve"),
+    ]
+    assert {"measure", "audit", "tables", "report"} <= set(listed("stage"))
 
 
 def test_a_bad_study_exits_2_with_the_fix(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -65,7 +74,7 @@ def test_an_unknown_verb_exits_2(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_training_what_the_study_does_not_train(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["train", "--study", "configs/test.yaml", "--pair", "other", "--model", "draft"]) == 2
+    assert cli.main(["stage", "train", "--study", "configs/test.yaml", "--pair", "other", "--model", "draft"]) == 2
     assert "it trains: embedded target, embedded draft" in capsys.readouterr().err
 
 
@@ -81,7 +90,7 @@ def test_training_what_the_study_does_not_train(workplace: Path, capsys: pytest.
 def test_what_the_study_does_not_have_is_named(
     arguments: list[str], expected: str, workplace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main([*arguments, "--study", "configs/test.yaml"]) == 2
+    assert cli.main(["stage", *arguments, "--study", "configs/test.yaml"]) == 2
     assert expected in " ".join(capsys.readouterr().err.replace("│", " ").split())
     assert not Path("results").exists()
 
@@ -94,12 +103,15 @@ def test_serving_names_devices_and_precisions(arguments: list[str], capsys: pyte
 
 @pytest.mark.parametrize(
     ("model", "missing", "fix"),
-    [("target", "corpus/train.jsonl", "specrig corpus"), ("draft", "embedded/target", "specrig train --model target")],
+    [
+        ("target", "corpus/train.jsonl", "specrig stage corpus"),
+        ("draft", "embedded/target", "specrig stage train --model target"),
+    ],
 )
 def test_a_stage_by_hand_names_the_stage_before_it(
     model: str, missing: str, fix: str, workplace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["train", "--study", "configs/test.yaml", "--pair", "embedded", "--model", model]) == 2
+    assert cli.main(["stage", "train", "--study", "configs/test.yaml", "--pair", "embedded", "--model", model]) == 2
     error = capsys.readouterr().err
     assert missing in error and fix in error and "hub" not in error, error
 

@@ -134,7 +134,7 @@ def test_a_failed_build_leaves_the_old_corpus(built: Path, monkeypatch: pytest.M
 
 
 def test_missing_and_empty_corpus_files_say_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(CorpusError, match="specrig corpus"):
+    with pytest.raises(CorpusError, match="specrig stage corpus"):
         corpus.read(tmp_path / "train.jsonl")
     (tmp_path / "train.jsonl").write_text("")
     with pytest.raises(CorpusError, match="is empty"):
@@ -156,7 +156,7 @@ def test_a_damaged_row_of_a_corpus_is_named(built: Path, tmp_path: Path, line: b
     file = tmp_path / "train.jsonl"
     file.write_bytes(b"\n".join([whole[0], line, *whole[1:]]))
     with pytest.raises(
-        CorpusError, match=rf"train\.jsonl:2: not a row .*{reason}.*; build it again with `specrig corpus`"
+        CorpusError, match=rf"train\.jsonl:2: not a row .*{reason}.*; build it again with `specrig stage corpus`"
     ):
         corpus.read(file)
     row = json.loads(whole[0]) | {"prompt": "half \ud800"}

@@ -266,7 +266,7 @@ def test_a_damaged_table_of_a_study_is_named_where_it_is_planned_by(
     table.write_bytes(damage(table.read_bytes()))
     text = printed(capsys, "advise", "embedded", "--study", "results/test")
     assert f"tables/{name}.csv" in text and expected in text
-    assert "make the table again: specrig tables --study results/test/study.json" in text
+    assert "make the table again: specrig stage tables --study results/test/study.json" in text
 
 
 def test_a_damaged_table_of_an_earlier_run_is_named_by_the_plan(

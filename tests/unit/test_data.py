@@ -147,7 +147,7 @@ def test_an_address_is_fetched_mapped_and_checked(workplace: Path, host: str) ->
     config = yaml.safe_load(Path("configs/test.yaml").read_text()) | {"tasks": ["words", "other", "gone"], "prompts": 1}
     Path("configs/own.yaml").write_text(yaml.safe_dump(config))
     study = load_study(Path("configs/own.yaml"))
-    with pytest.raises(PromptError, match=r"`specrig prompts --study \S+ --task words` fetches it"):
+    with pytest.raises(PromptError, match=r"`specrig stage prompts --study \S+ --task words` fetches it"):
         study.prompts_of("words", study.root)
     fetch_prompts(study, "words", study.root)
     assert study.prompts_of("words", study.root) == [Prompt("a", "Haus", "house")]

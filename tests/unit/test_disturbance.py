@@ -539,7 +539,7 @@ def study_file(workplace: Path) -> Path:
 
 def run_measure(file: Path, replicate: int) -> int:
     job = ["--engine", "native", "--pair", "p", "--method", "ngram", "--replicate", str(replicate)]
-    return cli.main(["measure", "--study", str(file), *job])
+    return cli.main(["stage", "measure", "--study", str(file), *job])
 
 
 def test_replicates_and_their_remeasuring(study_file: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -127,7 +127,7 @@ def test_a_conversion_says_nothing(file: Path, tmp_path: Path, workplace: Path) 
     path = tmp_path / "study.json"
     path.write_text(study.model_dump_json())
     (source,) = study.grid.converted
-    command = [sys.executable, "-m", "specrig", "convert", "--study", str(path), "--source", source]
+    command = [sys.executable, "-m", "specrig", "stage", "convert", "--study", str(path), "--source", source]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     assert result.stderr == ""

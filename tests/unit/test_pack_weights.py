@@ -32,7 +32,7 @@ def test_a_card_says_what_the_weights_are(tmp_path: Path, monkeypatch: pytest.Mo
     study = load_study(STUDY)
     monkeypatch.setattr(type(study), "root", tmp_path / "results")
     models = study.root / "models/embedded"
-    with pytest.raises(TrainingError, match=r"specrig train .* --pair embedded --model medusa"):
+    with pytest.raises(TrainingError, match=r"specrig stage train .* --pair embedded --model medusa"):
         pack_weights(study, "embedded", "medusa", tmp_path / "weights", "Apache-2.0")
     (models / "medusa").mkdir(parents=True)
     tensors = {"lm_heads.0.weight": torch.randn(6, 4), "token_map": torch.arange(6)}

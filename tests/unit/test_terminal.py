@@ -68,7 +68,7 @@ def test_packages_warnings_do_not_reach_the_terminal(workplace: Path) -> None:
 import logging, warnings
 from specrig import cli
 from specrig.decoding.drafters import registry
-assert cli.main(["where", "configs/test.yaml"]) == 0
+assert cli.main(["plan", "configs/test.yaml"]) == 0
 import torch
 torch.tensor(torch.ones(1))
 torch.searchsorted(torch.arange(9.0), torch.ones(4, 4).t())

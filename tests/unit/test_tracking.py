@@ -290,7 +290,7 @@ def test_a_broken_store_costs_a_warning_only(study: Path, capsys: pytest.Capture
     done = track(study)
     assert "mlflow.db is damaged (file is not a database): move it away" in done.error
     assert "tracking failed" in capsys.readouterr().err
-    assert "specrig track --study" in (study / FAILURE_FILE).read_text()
+    assert "specrig stage track --study" in (study / FAILURE_FILE).read_text()
 
 
 def test_a_damaged_store_can_be_moved_away(study: Path) -> None:

@@ -292,7 +292,7 @@ def test_nothing_to_learn_from_is_said_at_once(pair: Path, tmp_path: Path) -> No
 
 
 def test_a_head_without_corpus_or_memory_says_so(pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(CorpusError, match=r"train\.jsonl: no such corpus file; build it with `specrig corpus`"):
+    with pytest.raises(CorpusError, match=r"train\.jsonl: no such corpus file; build it with `specrig stage corpus`"):
         fit("medusa", TINY_RECIPE, tmp_path, pair / "models", pair / "models/target", progress=False)
 
     def full(*_: object) -> None:
@@ -549,7 +549,7 @@ def test_a_draft_without_a_target_or_its_text_is_refused(pair: Path, tmp_path: P
     with pytest.raises(TrainingError, match="no trained target there"):
         train_draft(TINY_RECIPE, pair / "corpus", tmp_path, tmp_path / "target", progress=False)
     (tmp_path / "target").symlink_to(pair / "models" / "target")
-    with pytest.raises(TrainingError, match="write it first with `specrig write-text`"):
+    with pytest.raises(TrainingError, match="write it first with `specrig stage write-text`"):
         train_draft(TINY_RECIPE, pair / "corpus", tmp_path, tmp_path / "target", progress=False)
 
 
@@ -591,7 +591,7 @@ def test_a_damaged_text_of_the_target_is_named(pair: Path, tmp_path: Path, damag
             {name: tensors[name] for name in tensors if (name, damage) != ("train.tokens", "a tensor missing")}, file
         )
     with pytest.raises(
-        TrainingError, match=r"text\.safetensors: not a target's text.*write it again with `specrig write-text`"
+        TrainingError, match=r"text\.safetensors: not a target's text.*write it again with `specrig stage write-text`"
     ):
         read_text(tmp_path)
 

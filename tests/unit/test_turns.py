@@ -78,7 +78,7 @@ def test_the_next_turn_stands_behind_the_targets_answer(chats: Path) -> None:
     assert list(index["cells"]) == ["own@turn1-k3-t0-b1"]
     assert "is not there yet: run the study again" in index["failed"]["own@turn2-k3-t0-b1"]
 
-    assert cli.main(["answers", "--study", str(chats), "--pair", "tiny", "--task", "own"]) == 0
+    assert cli.main(["stage", "answers", "--study", str(chats), "--pair", "tiny", "--task", "own"]) == 0
     measure(study, "native", "tiny", ["draft_model"])
     first, second = records(study, 1), records(study, 2)
     said = [json.loads(line) for line in (study.root / "answers/tiny/own.jsonl").read_text().splitlines()]

@@ -25,10 +25,11 @@ from specrig.study.load import load_study, read_config
 
 
 def verbs() -> dict[str, object]:
-    """Verb -> its command, those of `serve` with the group's name before them."""
-    root = typer.main.get_command(cli.app)
-    groups = {f"serve {name}": command for name, command in root.commands["serve"].commands.items()}  # type: ignore[attr-defined]
-    return {name: command for name, command in root.commands.items() if name != "serve"} | groups  # type: ignore[attr-defined]
+    """Verb -> its command, those of a group with the group's name before them."""
+    commands = dict(typer.main.get_command(cli.app).commands)  # type: ignore[attr-defined]
+    for group in ("serve", "stage"):
+        commands |= {f"{group} {name}": command for name, command in commands.pop(group).commands.items()}
+    return commands
 
 
 def test_every_verb_has_examples_and_every_example_has_a_verb() -> None:
@@ -53,17 +54,13 @@ def printed(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> dict:
     return json.loads(capsys.readouterr().out)
 
 
-def test_plan_where_and_methods_as_json(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_and_methods_as_json(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan = printed(["plan", "configs/test.yaml"], capsys)
     assert plan["cells"] == 6 == sum(job["cells"] for job in plan["jobs"])
     assert {job["pair"] for job in plan["jobs"]} == {"embedded"} and 0 < plan["hours"] < 1
     assert {entry["model"] for entry in plan["trains"]} >= {"target", "draft"}
     assert all(pair["memory_bytes"] > 0 for pair in plan["pairs"])
-    assert printed(["where", "configs/test.yaml"], capsys) == {
-        "report": "reports/test/report.html",
-        "results": "results/test",
-        "trained_parts": [],
-    }
+    assert (plan["report"], plan["results"]) == ("reports/test/report.html", "results/test")
     methods = printed(["methods"], capsys)
     assert methods["methods"]["draft_model"]["needs"] == ["draft"] and methods["methods"]["medusa"]["options"]
     assert methods["engines"]["native"]["missing"] is None
@@ -110,7 +107,7 @@ def test_tables_figures_and_report_are_of_the_default_study(
     workplace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for verb in ("tables", "figures", "report"):
-        assert cli.main([verb]) == 2
+        assert cli.main(["stage", verb]) == 2
         assert "results/quick" in capsys.readouterr().err
 
 

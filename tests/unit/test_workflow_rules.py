@@ -151,7 +151,7 @@ def test_what_fails_is_measured_again_until_it_succeeds_and_then_nothing_is_left
     for _ in range(4):
         params.append(rules().failed_points(measure) if loads else rules().failed_cells(measure))
         options = ["--study", "configs/test.yaml", "--engine", "native", "--pair", "embedded", "--method", "ngram"]
-        assert cli.main(["traffic" if loads else "measure", *options]) == 0
+        assert cli.main(["stage", "traffic" if loads else "measure", *options]) == 0
     assert [now != before for before, now in pairwise(params)] == [True, True, True, False]
 
 

@@ -20,7 +20,7 @@ rule audit_exact:
         "Testing the samples of {wildcards.method} in {wildcards.engine} against an exact distribution"
     shell:
         ": > {log:q}; SPECRIG_ENGINE_LOG={log:q}"
-        " python -m specrig audit-exact --study {params.study:q} --engine {wildcards.engine} --method {wildcards.method}"
+        " python -m specrig stage audit-exact --study {params.study:q} --engine {wildcards.engine} --method {wildcards.method}"
         " 2>&1 | tee -a {log:q} >&2"
 
 
@@ -45,4 +45,4 @@ rule audit:
     message:
         "Auditing every record"
     shell:
-        "python -m specrig audit --study {params.study:q} 2>&1 | tee {log:q} >&2"
+        "python -m specrig stage audit --study {params.study:q} 2>&1 | tee {log:q} >&2"

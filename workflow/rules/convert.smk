@@ -20,4 +20,4 @@ rule convert:
     message:
         "Converting {wildcards.source} into a model folder"
     shell:
-        "python -m specrig convert --study {params.study:q} --source {wildcards.source} 2>&1 | tee {log:q} >&2"
+        "python -m specrig stage convert --study {params.study:q} --source {wildcards.source} 2>&1 | tee {log:q} >&2"

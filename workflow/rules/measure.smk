@@ -29,7 +29,7 @@ rule answers:
         "Answering the turns of {wildcards.task} with the target of {wildcards.pair}"
     shell:
         ": > {log:q}; SPECRIG_ENGINE_LOG={log:q}"
-        " python -m specrig answers --study {params.study:q} --pair {wildcards.pair} --task {wildcards.task}"
+        " python -m specrig stage answers --study {params.study:q} --pair {wildcards.pair} --task {wildcards.task}"
         " 2>&1 | tee -a {log:q} >&2"
 
 
@@ -63,7 +63,7 @@ rule measure:
         "Measuring {params.methods} on {wildcards.pair} with {wildcards.engine}, replicate {params.replicate}"
     shell:
         ": > {log:q}; SPECRIG_ENGINE_LOG={log:q}"
-        " python -m specrig measure --study {params.study:q} --engine {wildcards.engine} --pair {wildcards.pair}"
+        " python -m specrig stage measure --study {params.study:q} --engine {wildcards.engine} --pair {wildcards.pair}"
         " {params.chosen} --replicate {params.replicate} 2>&1 | tee -a {log:q} >&2"
         # Snakemake takes a small file of the same content for unchanged: tables would stay old if a run is cut before.
         " && date > {output:q}"

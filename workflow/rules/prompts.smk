@@ -16,4 +16,4 @@ rule prompts:
     message:
         "Fetching the prompts of {wildcards.task}"
     shell:
-        "python -m specrig prompts --study {params.study:q} --task {wildcards.task} 2>&1 | tee {log:q} >&2"
+        "python -m specrig stage prompts --study {params.study:q} --task {wildcards.task} 2>&1 | tee {log:q} >&2"

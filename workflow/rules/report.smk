@@ -27,7 +27,7 @@ rule report:
     message:
         "Writing {output}"
     shell:
-        "python -m specrig report --study {params.study:q} 2>&1 | tee {log:q} >&2"
+        "python -m specrig stage report --study {params.study:q} 2>&1 | tee {log:q} >&2"
 
 
 # It draws figures of its own, in the widths of a paper, so it need not wait for those of the page.
@@ -57,4 +57,4 @@ rule paper:
     message:
         "Writing the PDF and the folder for papers"
     shell:
-        "python -m specrig paper --study {params.study:q} 2>&1 | tee {log:q} >&2"
+        "python -m specrig stage paper --study {params.study:q} 2>&1 | tee {log:q} >&2"

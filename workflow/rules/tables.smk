@@ -34,7 +34,7 @@ rule tables:
     message:
         "Compiling the tables"
     shell:
-        "python -m specrig tables --study {params.study:q} 2>&1 | tee {log:q} >&2"
+        "python -m specrig stage tables --study {params.study:q} 2>&1 | tee {log:q} >&2"
 
 
 rule quality:
@@ -60,7 +60,7 @@ rule quality:
     message:
         "Scoring the outputs"
     shell:
-        "python -m specrig quality --study {params.study:q} 2>&1 | tee {log:q} >&2"
+        "python -m specrig stage quality --study {params.study:q} 2>&1 | tee {log:q} >&2"
 
 
 rule figures:
@@ -96,4 +96,4 @@ rule figures:
     message:
         "Drawing the figures"
     shell:
-        "python -m specrig figures --study {params.study:q} 2>&1 | tee {log:q} >&2"
+        "python -m specrig stage figures --study {params.study:q} 2>&1 | tee {log:q} >&2"

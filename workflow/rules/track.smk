@@ -21,4 +21,4 @@ rule track:
     message:
         "Entering the runs into MLflow"
     shell:
-        "python -m specrig track --study {params.study:q} 2>&1 | tee {log:q} >&2"
+        "python -m specrig stage track --study {params.study:q} 2>&1 | tee {log:q} >&2"

@@ -26,6 +26,6 @@ rule traffic:
         "Measuring {wildcards.method} under load on {wildcards.pair} with {wildcards.engine}"
     shell:
         ": > {log:q}; SPECRIG_ENGINE_LOG={log:q}"
-        " python -m specrig traffic --study {params.study:q} --engine {wildcards.engine} --pair {wildcards.pair}"
+        " python -m specrig stage traffic --study {params.study:q} --engine {wildcards.engine} --pair {wildcards.pair}"
         " --method {wildcards.method} 2>&1 | tee -a {log:q} >&2"
         " && date > {output:q}"

@@ -19,7 +19,7 @@ rule corpus:
     message:
         "Gathering training text and held-out prompts"
     shell:
-        "python -m specrig corpus --study {params.study:q} 2>&1 | tee {log:q} >&2"
+        "python -m specrig stage corpus --study {params.study:q} 2>&1 | tee {log:q} >&2"
 
 
 rule write_text:
@@ -53,7 +53,7 @@ rule write_text:
     message:
         "Writing, with the target of {wildcards.pair}, the text from which its draft and heads learn"
     shell:
-        "python -m specrig write-text --study {params.study:q} --pair {wildcards.pair} 2>&1 | tee {log:q} >&2"
+        "python -m specrig stage write-text --study {params.study:q} --pair {wildcards.pair} 2>&1 | tee {log:q} >&2"
 
 
 rule train:
@@ -82,7 +82,7 @@ rule train:
     message:
         "Training the {wildcards.model} of {wildcards.pair}"
     shell:
-        "python -m specrig train --study {params.study:q} --pair {wildcards.pair} --model {wildcards.model}"
+        "python -m specrig stage train --study {params.study:q} --pair {wildcards.pair} --model {wildcards.model}"
         " --threads {threads} 2>&1 | tee {log:q} >&2"
 
 
@@ -120,7 +120,7 @@ rule train_jointly:
     message:
         "Training the target of {wildcards.pair} together with its Medusa heads"
     shell:
-        "python -m specrig train-jointly --study {params.study:q} --pair {wildcards.pair} 2>&1 | tee {log:q} >&2"
+        "python -m specrig stage train-jointly --study {params.study:q} --pair {wildcards.pair} 2>&1 | tee {log:q} >&2"
 
 
 ruleorder: train_jointly > train

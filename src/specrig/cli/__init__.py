@@ -1,4 +1,5 @@
-"""The command line `specrig`: one verb a stage. A verb imports its stage when it is called, so planning needs no torch.
+"""The command line `specrig`: what people type, and under `specrig stage` the stages of the workflow. A verb imports what it
+needs when it is called, so planning needs no torch.
 
 Errors that the user can fix are printed in a few lines, with the fix. The exit code is then 2; after Ctrl-C it is 130.
 SPECRIG_DEBUG=1 shows the traceback instead.
@@ -57,31 +58,22 @@ def options(
 
 app.command(context_settings={"ignore_unknown_options": True})(run.run)
 for verb in (
-    *(plan.plan, plan.where, plan.clean, plan.advise, plan.pin, plan.methods, plan.schema),
-    *(
-        train.prompts,
-        train.convert,
-        train.corpus,
-        train.train,
-        train.write_text,
-        train.train_jointly,
-        train.pack_weights,
-    ),
-    *(
-        measure.answers,
-        measure.measure,
-        measure.tune,
-        measure.traffic,
-        measure.remeasure,
-        measure.audit,
-        measure.audit_exact,
-    ),
-    *(report.tables, report.quality, report.figures, report.track, report.report, report.paper),
-    *(decode.decode, doctor.doctor, share.publish, share.verify, share.gallery, share.compare),
+    *(plan.plan, decode.decode, plan.methods, doctor.doctor, plan.advise, measure.tune),
+    *(share.compare, share.publish, share.verify, plan.pin),
 ):
     app.command()(verb)
 app.add_typer(serve.serve, name="serve")
-for group, prefix in ((app, ""), (serve.serve, "serve ")):
+for verb in (plan.clean, plan.schema, measure.remeasure, train.pack_weights, share.gallery):
+    app.command(hidden=True)(verb)
+stage = typer.Typer(no_args_is_help=True, help="Run one stage of the workflow by hand, as its rules do (docs/cli.md).")
+for verb in (
+    *(train.prompts, train.convert, train.corpus, train.train, train.write_text, train.train_jointly),
+    *(measure.answers, measure.measure, measure.traffic, measure.audit, measure.audit_exact),
+    *(report.tables, report.quality, report.figures, report.track, report.report, report.paper),
+):
+    stage.command()(verb)
+app.add_typer(stage, name="stage", hidden=True)
+for group, prefix in ((app, ""), (serve.serve, "serve "), (stage, "stage ")):
     for command in group.registered_commands:
         name = command.name or command.callback.__name__.replace("_", "-")  # type: ignore[union-attr]
         command.epilog = epilog(prefix + name)

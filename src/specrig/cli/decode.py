@@ -244,5 +244,5 @@ def _print_summary(single: SingleCell, generations: Sequence[LiveGeneration], co
         elif single.cell.temperature > 0:
             outputs = "outputs differ, as samples do: their distribution is the same"
         else:
-            outputs = "outputs differ: a near tie of two tokens, or a lossy method (`specrig audit` checks it)"
+            outputs = "outputs differ: a near tie of two tokens, or a lossy method (`specrig stage audit` checks it)"
         console.print(f"{speedup} on this one prompt · {outputs}")

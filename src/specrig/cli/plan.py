@@ -16,29 +16,16 @@ if TYPE_CHECKING:
 
 
 def plan(config: ConfigFile = DEFAULT, as_json: Json = False) -> None:
-    """Check a study and list its cells, also those that no engine can run, with the reasons."""
+    """Check a study, list its cells, also those that no engine can run, with the reasons, and say where results go."""
     from specrig.planning.plan import described, plan_of, show_plan
 
-    found = plan_of(load(config))
-    if as_json:
-        print_json(described(found))
-    else:
-        show_plan(found, console())
-
-
-def where(config: ConfigFile = DEFAULT, as_json: Json = False) -> None:
-    """Print the paths of a study's report and results, and the trained parts that studies share."""
-    from specrig.dag.trained import TrainedParts
-
     study = load(config)
-    parts = TrainedParts(study).parts()
+    plan = plan_of(study)
     if as_json:
-        print_json({"report": study.report, "results": study.root, "trained_parts": parts})
-        return
-    typer.echo(f"Report: {study.report}\nResults: {study.root}")
-    if parts:
-        typer.echo("Trained parts:")
-        _print_parts(parts)
+        print_json({**described(plan), "results": study.root, "report": study.report})
+    else:
+        show_plan(plan, console())
+        typer.echo(f"Results: {study.root}\nReport: {study.report}")
 
 
 def clean(config: ConfigFile = DEFAULT, as_json: Json = False) -> None:

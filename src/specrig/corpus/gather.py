@@ -140,7 +140,7 @@ def gather(task: str, settings: Corpus, seed: int) -> tuple[list[Example], list[
 def present(path: Path) -> Path:
     """`path`, a corpus file. Raises CorpusError where there is none."""
     if not path.is_file():
-        raise CorpusError(f"{path}: no such corpus file; build it with `specrig corpus`")
+        raise CorpusError(f"{path}: no such corpus file; build it with `specrig stage corpus`")
     return path
 
 
@@ -153,7 +153,7 @@ def read(path: Path) -> list[dict[str, str]]:
         except (ValueError, RecursionError) as error:
             reason = first_line(error)
             raise CorpusError(
-                f"{path}:{at}: not a row of the corpus ({reason}); build it again with `specrig corpus`"
+                f"{path}:{at}: not a row of the corpus ({reason}); build it again with `specrig stage corpus`"
             ) from error
     if not rows:
         raise CorpusError(f"{path}: the corpus file is empty; delete its folder and build it again")

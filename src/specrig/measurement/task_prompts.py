@@ -82,7 +82,7 @@ def _behind_text(study: Study, task: str, pair: PairFiles, prompts: list[Prompt]
 
 def _answers(file: Path, prompts: list[Prompt], count: int) -> dict[str, list[str]]:
     """Id of each prompt -> the answers to its first `count` turns. Raises PromptError for a file that lacks some."""
-    again = "run the study again, or `specrig answers`, which writes it"
+    again = "run the study again, or `specrig stage answers`, which writes it"
     if not file.is_file():
         raise PromptError(f"{file} is not there yet: {again}")
     try:

@@ -38,7 +38,7 @@ def read_table(file: Path, columns: Mapping[str, Kind]) -> list[dict[str, str]]:
 
     Raises StudyError for a file that is no such table, with the row.
     """
-    again = f"make the table again: specrig tables --study {file.parent.parent / 'study.json'}"
+    again = f"make the table again: specrig stage tables --study {file.parent.parent / 'study.json'}"
     try:
         rows = list(csv.DictReader(io.StringIO(file.read_bytes().decode("utf-8"), newline="")))
     except (csv.Error, UnicodeDecodeError) as error:

@@ -56,7 +56,7 @@ def pack_weights(study: Study, pair: str, model: str, to: Path, licence: str, *,
     if lacking:
         raise TrainingError(
             f"{source}: {', '.join(lacking)} is missing; train it first with "
-            f"`specrig train --study {study.root / 'study.json'} --pair {pair} --model {model}`"
+            f"`specrig stage train --study {study.root / 'study.json'} --pair {pair} --model {model}`"
         )
     initial, problems = study.training.initial(model), Problems(Positions([]))
     curve = [point for earlier in initial for point in read_learning_curve(earlier, problems)]

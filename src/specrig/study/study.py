@@ -95,7 +95,7 @@ class Study(Config):
         row, file = self.rows.tasks[task], self.paths.prompt_file(task, root)
         if row.fetched and not file.is_file():
             raise PromptError(
-                f"{file} is not there yet: `specrig prompts --study {root / 'study.json'} --task {task}` fetches it"
+                f"{file} is not there yet: `specrig stage prompts --study {root / 'study.json'} --task {task}` fetches it"
             )
         own = {"turns": row.turns} if row.kind != "file" else {"sha256": row.sha256, **row.mapping}
         return read_prompts(file, **own)

@@ -75,7 +75,7 @@ def track(study_dir: Path, report: Path | None = None) -> TrackingResult:
         reason = with_type(error)
         message = (
             f"MLflow tracking failed ({reason}).\nMeasurements, tables and report are complete without it. "
-            f"To log the runs later: specrig track --study {study_dir / 'study.json'}"
+            f"To log the runs later: specrig stage track --study {study_dir / 'study.json'}"
         )
         print(f"warning: {message}", file=sys.stderr)
         if study_dir.is_dir():

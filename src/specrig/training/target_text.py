@@ -104,13 +104,13 @@ def read_text(models: Path) -> TargetText:
     """The text of a pair's folder. Raises TrainingError when it is not written yet, or damaged."""
     file = models / TEXT
     if not file.is_file():
-        raise TrainingError(f"{file}: the target's text is missing; write it first with `specrig write-text`")
+        raise TrainingError(f"{file}: the target's text is missing; write it first with `specrig stage write-text`")
     try:
         found = load_file(file)
         parts = [(found[f"{part}.tokens"], found[f"{part}.written"]) for part in ("train", "heldout")]
     except (SafetensorError, LookupError, ValueError) as error:
         raise TrainingError(
-            f"{file}: not a target's text ({first_line(error)}); write it again with `specrig write-text`"
+            f"{file}: not a target's text ({first_line(error)}); write it again with `specrig stage write-text`"
         ) from error
     for tokens, written in parts:
         if (
@@ -119,7 +119,7 @@ def read_text(models: Path) -> TargetText:
             or tokens.shape != written.shape
             or tokens.dim() != 2
         ):
-            raise TrainingError(f"{file}: not a target's text; write it again with `specrig write-text`")
+            raise TrainingError(f"{file}: not a target's text; write it again with `specrig stage write-text`")
     return TargetText(*(Texts(*part) for part in parts))
 
 
@@ -134,7 +134,9 @@ def training_key(recipe: Recipe, corpus_dir: Path, models: Path, *folders: Path)
 def present(folder: Path, name: str) -> Path:
     """`folder`, which holds the pair's model `name`. Raises TrainingError when no weights are there."""
     if not weight_files(folder):
-        raise TrainingError(f"{folder}: no trained {name} there; train it first with `specrig train --model {name}`")
+        raise TrainingError(
+            f"{folder}: no trained {name} there; train it first with `specrig stage train --model {name}`"
+        )
     return folder
 
 
