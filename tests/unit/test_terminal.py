@@ -303,11 +303,8 @@ def test_advice_from_a_study_that_was_disturbed_throughout(workplace: Path, caps
     assert re.search(r"suffix +3 +1\.20 +\[", output) and "‡" not in output, "an undisturbed cell goes first"
 
 
-def test_the_version_and_what_to_do_next(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     from specrig import __version__
 
     assert cli.main(["--version"]) == 0
     assert capsys.readouterr().out == f"specrig {__version__}\n"
-    code = cli.main(["doctor", "configs/test.yaml"])
-    last = capsys.readouterr().out.splitlines()[-1]
-    assert last.startswith("Next: ") and ("`specrig run configs/test.yaml`" in last) is (code == 0)

@@ -19,7 +19,6 @@ import yaml
 from specrig import cli
 from specrig.cli import doctor
 from specrig.cli.examples import EXAMPLES
-from specrig.measurement.quarantine import LEDGER
 from specrig.planning.estimate import size_text, time_text
 from specrig.study.load import load_study, read_config
 
@@ -141,7 +140,7 @@ def test_doctor_names_what_is_there_and_what_is_missing(
     by_topic: dict[str, list[dict]] = {}
     for check in found:  # type: ignore[assignment]
         by_topic.setdefault(check["topic"], []).append(check)  # type: ignore[index]
-    assert {"SpecRig", "torch", "GPU", "kernels", "engines", "hub", "disk", "speed", "cost"} <= by_topic.keys()
+    assert {"SpecRig", "torch", "GPU", "kernels", "engines", "hub", "disk", "cost"} <= by_topic.keys()
     assert torch.__version__ in by_topic["torch"][0]["text"]
     assert by_topic["hub"][0]["good"] is None and "cannot be reached" in by_topic["hub"][0]["text"]
     assert any("native: ready" in check["text"] for check in by_topic["engines"])
@@ -164,9 +163,9 @@ def test_the_default_study_needs_no_hub_before_its_first_run(
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
     config = Path("configs/quick.yaml")
     study = load_study(read_config(config) | {"results": str(tmp_path)}, [config])
-    found = doctor._hub(study)
+    found = doctor.hub(study)
     assert found.good is None and "this study does not need it" in found.text
-    assert doctor._hub(load_study(Path("configs/hub.yaml"))).good is False
+    assert doctor.hub(load_study(Path("configs/hub.yaml"))).good is False
 
 
 FAKE = """
@@ -190,12 +189,12 @@ def test_run_hands_its_arguments_to_snakemake(
     Path("own/snakemake.py").write_text(FAKE)
     monkeypatch.setenv("PYTHONPATH", f"{Path('own').resolve()}:{os.environ.get('PYTHONPATH', '')}")
     assert cli.main(["run", "configs/test.yaml"]) == 0
-    said = ["snakemake --configfile configs/test.yaml", "Report: reports/test/report.html"]
+    said = ["snakemake --configfile configs/test.yaml", "Report: reports/test/report.html", "Results: results/test"]
     assert capfd.readouterr().out.splitlines() == said, "there was nothing to do"
-    ledger = Path("results/test", LEDGER)
-    ledger.parent.mkdir(parents=True)
-    ledger.touch()
-    os.utime(ledger, (2**32, 2**32))  # as if the run had jobs, and ended
+    written = Path("results/test/study.json")
+    written.parent.mkdir(parents=True)
+    written.touch()
+    os.utime(written, (2**32, 2**32))  # as if the run had jobs
     assert cli.main(["run", "configs/test.yaml"]) == 0
     assert capfd.readouterr().out.splitlines() == said[:1], "the workflow says the rest"
     assert cli.main(["run", "configs/test.yaml", "--profile", "slurm", "-n", "--config", "prompts=4"]) == 0

@@ -258,9 +258,9 @@ def test_every_path_in_a_shell_command_is_quoted(repository: Path) -> None:
 
 
 def test_a_run_ends_with_the_answer_where_it_made_tables(tmp_path: Path) -> None:
-    assert ending(tmp_path, Path("report.html")) == "Report: report.html"
+    assert ending(tmp_path, Path("report.html")) == f"Report: report.html\nResults: {tmp_path}"
     folder = write_study(tmp_path / "made_up")
     write_tables(folder, folder / "tables")
-    answer, report = ending(folder, Path("report.html")).splitlines()
+    answer, report, _ = ending(folder, Path("report.html")).splitlines()
     assert answer.startswith("Fastest lossless method on ") and " times the speed of plain decoding (mean " in answer
     assert report == "Report: report.html" and "nan" not in answer

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from specrig.cli.arguments import DEFAULT, INTERRUPTED, load
-from specrig.terminal import console
 
 if TYPE_CHECKING:
     from specrig.study.study import Study
@@ -24,7 +24,10 @@ PROFILES = Path("profiles")
 FILE_OF_PROFILE = "profile.yaml"
 RUNNING_OPTION = re.compile(r"--(config|cores|jobs|forceall|forcerun)(=.*)?|-[cj]\d*|-[FR]")
 """Options of Snakemake that leave a run a run: beside others (`-n`, `--dag`) its own output is what is wanted."""
-Show = Callable[[Iterable[str]], None]
+EXPECTED = "SPECRIG_EXPECTED_S"
+"""The variable that the bar (`snakemake_logger_plugin_specrig`) reads."""
+LEAST_S = 20.0
+"""Seconds of a job that loads models."""
 
 
 def run(
@@ -55,13 +58,17 @@ def run(
 
     read_config(config)  # names the line of a YAML error, which Snakemake would not
     chosen = [] if profile is None else ["--workflow-profile", str(_profile(profile))]
-    # The config stands last: it takes every word behind it that is no option.
-    command = [sys.executable, "-m", "snakemake", *chosen, *words, "--configfile", str(config)]
-    show = _view(config, words)
-    if show is None and not words and (sentence := _estimate(config)):
+    # Many images set this variable. Every job would then compile all of torch and transformers again.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    if _shows_bar(words):
+        chosen += ["--logger", "specrig"]
+        environment |= _expected(config)
+    elif not words and (sentence := _estimate(config)):
         typer.echo(sentence, err=True)
     began = time.time()
-    interrupted, code = _wait(command, show)
+    # The config stands last: it takes every word behind it that is no option.
+    command = [sys.executable, "-m", "snakemake", *chosen, *words, "--configfile", str(config)]
+    interrupted, code = _wait(command, environment)
     if code:
         # After an interruption Snakemake's process has printed its line (`dag.interruption`).
         raise SystemExit(INTERRUPTED) if interrupted else typer.Exit(code)
@@ -72,10 +79,9 @@ def run(
 def _end(study: Study, began: float) -> None:
     """Say the answer where there was nothing to do: then Snakemake calls no hook that does."""
     from specrig.dag.ending import ending
-    from specrig.measurement.quarantine import LEDGER
 
-    ledger = study.root / LEDGER  # the last file that a run with jobs writes
-    if not ledger.is_file() or ledger.stat().st_mtime < began:
+    study_file = study.root / "study.json"  # written at the start of every run with jobs
+    if not study_file.is_file() or study_file.stat().st_mtime < began:
         typer.echo(ending(study.root, study.report))
 
 
@@ -88,18 +94,33 @@ def _profile(name: str) -> Path:
     raise typer.BadParameter(f"no profile {name!r}; known profiles: {known}; or give a folder with a {FILE_OF_PROFILE}")
 
 
-def _view(config: Path, words: Sequence[str]) -> Show | None:
-    """Shows the lines of a run on a terminal; None where Snakemake's own output is to be seen."""
-    if not sys.stderr.isatty() or any(word.startswith("-") and not RUNNING_OPTION.fullmatch(word) for word in words):
-        return None
-    from specrig.cli.run_view import RunState, expected_seconds, show_run
+def _shows_bar(words: Sequence[str]) -> bool:
+    """Whether a run with these arguments of Snakemake shows the bar instead of Snakemake's own output."""
+    return sys.stderr.isatty() and all(RUNNING_OPTION.fullmatch(word) for word in words if word.startswith("-"))
+
+
+def _expected(config: Path) -> dict[str, str]:
+    """The variable with the seconds of a job by its rule; none for a study that Snakemake is going to refuse."""
     from specrig.study.problems import StudyError
 
     try:
-        expected = expected_seconds(load(config))
+        return {EXPECTED: json.dumps(expected_seconds(load(config)))}
     except StudyError:  # Snakemake says it, and knows what --config changes
-        return None
-    return lambda lines: show_run(lines, RunState(expected), console(stderr=True))
+        return {}
+
+
+def expected_seconds(study: Study) -> dict[str, float]:
+    """Rule -> seconds of one of its jobs: measuring, load and training as `specrig plan` estimates them."""
+    from specrig.planning.estimate import arithmetic, hours, load_seconds, pair_sizes, training_cost
+
+    sizes = pair_sizes(study)
+    load_s = sum(load_seconds(study, sizes).values())
+    whole = {
+        "measure": (3600 * hours(study, sizes)[0] - load_s, len(study.grid.jobs) * study.replicates),
+        "traffic": (load_s, len(study.grid.points)),
+        "train": (training_cost(study).flop / arithmetic(study)[0], len(study.grid.trained)),
+    }
+    return {rule: max(seconds / max(jobs, 1), LEAST_S) for rule, (seconds, jobs) in whole.items()}
 
 
 def _estimate(config: Path) -> str | None:
@@ -118,23 +139,15 @@ def _estimate(config: Path) -> str | None:
     return run_estimate(study, cells_measured(study))
 
 
-def _wait(command: Sequence[str], show: Show | None) -> tuple[bool, int]:
-    """Run a command; returns whether Ctrl-C came meanwhile, and its exit code. The command stops its jobs itself.
-
-    show: takes the lines of its standard error; None: they go where ours go.
-    """
-    # Many images set this variable. Every job would then compile all of torch and transformers again.
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    stderr = subprocess.PIPE if show else None
-    process = subprocess.Popen(command, stderr=stderr, text=True, errors="replace", env=environment)
+def _wait(command: Sequence[str], environment: Mapping[str, str]) -> tuple[bool, int]:
+    """Run a command; returns whether Ctrl-C came meanwhile, and its exit code. The command stops its jobs itself."""
+    process = subprocess.Popen(command, env=environment)
     interruptions: list[int] = []
     before = (
         signal.signal(signal.SIGINT, lambda number, _: interruptions.append(number)),
         signal.signal(signal.SIGTERM, lambda *_: process.terminate()),
     )
     try:
-        if show and process.stderr:
-            show(process.stderr)
         code = process.wait()
         return bool(interruptions), code
     finally:

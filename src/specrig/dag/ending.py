@@ -1,4 +1,4 @@
-"""What a run ends with: the answer of its study, and where the report is."""
+"""What a run ends with: the answer of its study, and where report and results are."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ TEXTS = ("variant", "disturbed", "cross_fitted_disturbed")
 
 
 def ending(root: Path, report: Path) -> str:
-    """A line for each engine and pair, and the report's path; only the path where the run made no tables."""
+    """A line for each engine and pair, and the paths of report and results; only the paths where the run made no tables."""
     table = root / "tables" / "speedup.csv"
     found = []
     if table.is_file():
@@ -18,4 +18,4 @@ def ending(root: Path, report: Path) -> str:
         from specrig.results.conclusions import in_short
 
         found = in_short(pd.read_csv(table, dtype=dict.fromkeys(TEXTS, str)).fillna(dict.fromkeys(TEXTS, "")))
-    return "\n".join([*found, f"Report: {report}"])
+    return "\n".join([*found, f"Report: {report}", f"Results: {root}"])
