@@ -39,7 +39,6 @@ onstart:
 
 onsuccess:
     dag.forget_states()
-    dag.end()
     print(
         "",
         ending(STUDY.root, STUDY.report),
@@ -51,7 +50,6 @@ onsuccess:
 
 onerror:
     retry = dag.retry_tracking()
-    dag.end()
     if not INTERRUPTION.happened:
         print(
             f"\nNot finished. Logs: {ROOT}/logs",

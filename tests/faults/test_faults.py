@@ -1,6 +1,5 @@
-"""Faults on purpose, each on a copy of the finished test study: the rerun brings the undisturbed outputs back, measures
-only what was cut or damaged, and names what it found damaged. kills.py has the random kills; docs/faults.md has what
-came out.
+"""Faults on purpose, each on a copy of the finished test study: the rerun brings the undisturbed outputs back and
+measures only what was cut.
 
 MLflow away and back is in tests/workflow/test_dag.py, a crashed engine in tests/contract/test_killed_engine.py.
 """
@@ -15,117 +14,88 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
-from undisturbed import CELLS, RECORDS, RESULTS, copied, outputs, run, stamps, timeless, without_measurements
 
-from runs import CONFIG, command
-from specrig.dag.rules import Rules
-from specrig.measurement.quarantine import HASHES, LISTED, damaged_listed
-from specrig.study.load import load_study
-from specrig.training.stages import TEXT
+import runs
+from runs import command
+from specrig.measurement.records import study_records
 
 pytestmark = pytest.mark.workflow
+RESULTS = Path("results/test")
+RECORDS = RESULTS / "records"
+CELLS = RESULTS / "tables/cells.csv"
+"""As a target: measuring, audits and tables, without figures, report and MLflow."""
 MEASURED = str(RESULTS / "measured/native/embedded/together")
 """As a target: measuring alone."""
-DRAFT = RESULTS / "models/embedded/draft"
 
 
 @pytest.fixture
 def folder(finished: Path, tmp_path: Path) -> Path:
-    return copied(finished, tmp_path / "study")
+    """A copy of a study's folder with the times of its files, by which Snakemake judges."""
+    return Path(shutil.copytree(finished, tmp_path / "study", copy_function=shutil.copy2))
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the study in `folder` to the target in `arguments`."""
+    return runs.run(folder, *arguments)
+
+
+def without_measurements(folder: Path) -> None:
+    """Take away what was measured and what follows from it; models and exact audits stay."""
+    for name in ("records", "measured", "tables"):
+        shutil.rmtree(folder / RESULTS / name, ignore_errors=True)
+    (folder / RESULTS / "audit/records.csv").unlink(missing_ok=True)
+
+
+def stamps(folder: Path) -> dict[str, tuple[int, bytes]]:
+    """Record file -> (time of writing, content)."""
+    return runs.stamps(folder / RECORDS)
+
+
+def outputs(folder: Path) -> dict[Any, Any]:
+    """Of every prompt of every cell: seed, token ids, accepted tokens of each round, and the digest of all that decides
+    them.
+    """
+    return {
+        (record.cell.name, record.prompt_id, record.repeat, record.replicate): (
+            record.seed,
+            record.digest,
+            record.text,
+            record.run.tokens,
+            record.run.rounds.model_dump(),
+            record.baseline.tokens,
+        )
+        for record in study_records(folder / RECORDS)
+    }
 
 
 def changed(folder: Path, before: dict[str, tuple[int, bytes]]) -> set[str]:
     return {name for name, stamp in stamps(folder).items() if before.get(name) != stamp}
 
 
-def test_damaged_records_are_named_and_measured_again_by_themselves(folder: Path, finished: Path) -> None:
-    cut, flipped, missing = "draft_model/code-k2-t0-b1", "draft_model/translation-k4-t0-b1", "ngram/code-k3-t0-b1"
-    records = folder / RECORDS / "native/embedded"
-    path = records / f"{cut}.jsonl"
+def test_a_damaged_record_stops_the_run_and_the_command_that_it_names_measures_that_cell_again(
+    folder: Path, finished: Path
+) -> None:
+    name = "native/embedded/draft_model/code-k2-t0-b1.jsonl"
+    path = folder / RECORDS / name
     path.write_bytes(path.read_bytes()[:-1000])
-    path = records / f"{flipped}.jsonl"
-    content = bytearray(path.read_bytes())
-    content[content.index(b'"tokens":[') + len('"tokens":[')] ^= 1  # another token id: still a record
-    path.write_bytes(content)
-    (records / f"{missing}.jsonl").unlink()
+    (folder / CELLS).unlink()
     before = stamps(folder)
-    result = run(folder, MEASURED)
+    result = run(folder, str(CELLS))
+    assert result.returncode == 1 and "Traceback" not in result.stdout, result.stdout
+    fix = f"make it again: rm {RECORDS}/{name}; specrig run CONFIG --forcerun measure"
+    assert f"{RECORDS}/{name}:" in result.stdout and fix in result.stdout, result.stdout
+    path.unlink()
+    result = run(folder, str(CELLS), "--forcerun", "measure")
     assert result.returncode == 0, result.stdout
-    output = [line for line in result.stdout.splitlines() if "is damaged and will be made again" in line]
-    assert {line.split(".jsonl")[0].removeprefix(f"{RECORDS}/native/embedded/") for line in output} == {
-        cut,
-        flipped,
-        missing,
-    }
-    assert any("line 2: not a record" in line for line in output) and "Traceback" not in result.stdout
-    assert changed(folder, before) == {f"native/embedded/{name}.jsonl" for name in (cut, flipped, missing)}
-    assert outputs(folder) == outputs(finished)
-    assert "Nothing to be done" in run(folder, MEASURED).stdout
-
-
-def test_a_damaged_model_is_trained_again_and_nothing_is_measured(folder: Path, finished: Path) -> None:
-    weights = folder / DRAFT / "model.safetensors"
-    content = bytearray(weights.read_bytes())
-    content[-100] ^= 4
-    weights.write_bytes(content)
-    before = stamps(folder)
-    result = run(folder, MEASURED)
-    assert result.returncode == 0, result.stdout
-    assert f"{DRAFT} is damaged and will be made again: model.safetensors" in result.stdout
-    assert weights.read_bytes() == (finished / DRAFT / "model.safetensors").read_bytes()
-    assert not changed(folder, before)
-    assert "Nothing to be done" in run(folder, MEASURED).stdout
-
-
-def test_another_study_takes_what_is_trained_already(folder: Path, finished: Path) -> None:
-    config = (folder / CONFIG).read_text()
-    (folder / "configs/my_first.yaml").write_text(config.replace("study: test", "study: my_first"))
-    draft = Path("results/my_first/models/embedded/draft")
-    settings = {"config": "configs/my_first.yaml"}
-    result = run(folder, str(draft / "model.safetensors"), **settings)
-    assert result.returncode == 0, result.stdout
-    for part in ("target", "text.safetensors", "draft"):
-        assert f"{draft.with_name(part)} is taken from results/.trained/" in result.stdout
-    # The seconds of its steps are those of the one training there was.
-    for name in ("model.safetensors", "training.jsonl", "trained_for.json"):
-        assert (folder / draft / name).read_bytes() == (finished / DRAFT / name).read_bytes()
-    assert "Nothing to be done" in run(folder, str(draft / "model.safetensors"), **settings).stdout
-    assert "Nothing to be done" in run(folder, MEASURED).stdout, "the first study is as fresh as before"
-    # With another recipe it trains its own.
-    (folder / settings["config"]).write_text(
-        config.replace("study: test", "study: other").replace("steps: 30", "steps: 20")
-    )
-    other = run(folder, "results/other/models/embedded/target/model.safetensors", **settings)
-    assert other.returncode == 0 and "is taken from" not in other.stdout, other.stdout
-
-
-def test_a_second_run_is_refused_and_a_killed_one_leaves_no_lock(folder: Path, finished: Path) -> None:
-    without_measurements(folder)
-    with (folder / "first.txt").open("w") as log:
-        first = subprocess.Popen(command(MEASURED), cwd=folder, stdout=log, stderr=log, start_new_session=True)
-        try:
-            lock = folder / RESULTS / ".lock"
-            while str(first.pid) not in (lock.read_text() if lock.is_file() else ""):
-                assert first.poll() is None, (folder / "first.txt").read_text()
-                time.sleep(0.05)
-            second = run(folder, MEASURED)
-        finally:
-            os.killpg(first.pid, signal.SIGKILL)
-            first.wait()
-    assert second.returncode == 1
-    assert f"{RESULTS}: another run of this study is at work (process {first.pid} on " in second.stdout
-    assert "unlock" not in second.stdout and "Traceback" not in second.stdout
-    result = run(folder, MEASURED)
-    assert result.returncode == 0, result.stdout
+    assert changed(folder, before) == {name}
     assert outputs(folder) == outputs(finished)
 
 
 def test_a_kill_between_two_cells_of_a_job_keeps_the_first(folder: Path, finished: Path) -> None:
-    """The random moments of kills.py fell between no two: here the job of six cells is killed as soon as it has a
-    record.
-    """
+    """Snakemake's lock is left behind, as by any run that is killed: the next run names the option that removes it."""
     without_measurements(folder)
     with (folder / "killed.txt").open("w") as log:
         process = subprocess.Popen(command(MEASURED), cwd=folder, stdout=log, stderr=log, start_new_session=True)
@@ -138,29 +108,15 @@ def test_a_kill_between_two_cells_of_a_job_keeps_the_first(folder: Path, finishe
             process.wait()
     kept = stamps(folder)
     assert 0 < len(kept) < 6
+    locked = run(folder, MEASURED)
+    assert locked.returncode == 1 and "--unlock" in locked.stdout, locked.stdout
+    assert run(folder, "--unlock").returncode == 0
     result = run(folder, MEASURED)
     assert result.returncode == 0 and "Traceback" not in result.stdout, result.stdout
     after = stamps(folder)
     assert len(after) == 6
     assert {name: after[name] for name in kept} == kept, "not measured again"
     assert outputs(folder) == outputs(finished)
-
-
-def test_a_clock_set_back(folder: Path, finished: Path) -> None:
-    """Everything that was written before is then newer than all that is written from then on."""
-    for path in folder.rglob("*"):
-        if path.is_file() and not path.is_symlink():
-            os.utime(path, ns=(path.stat().st_atime_ns, path.stat().st_mtime_ns + 86_400 * 10**9))
-    name = "native/embedded/ngram/code-k3-t0-b1.jsonl"
-    (folder / RECORDS / name).unlink()
-    before = {path: content for path, (_, content) in stamps(folder).items()}
-    result = run(folder, MEASURED)
-    assert result.returncode == 0, result.stdout
-    assert "have a time in the future" in result.stdout
-    after = {path: content for path, (_, content) in stamps(folder).items()}
-    assert {path for path in after if before.get(path) != after[path]} == {name}
-    assert outputs(folder) == outputs(finished)
-    assert "Nothing to be done" in run(folder, MEASURED).stdout
 
 
 LIMITED = """
@@ -243,63 +199,3 @@ def test_a_results_folder_that_cannot_be_written_is_named(folder: Path) -> None:
     result = mounting(folder, f"mount --bind results results && mount -o remount,ro,bind results || exit 9; {study}")
     assert result.returncode == 1, result.stdout + result.stderr
     assert f"{RESULTS} cannot be written" in result.stderr and "Traceback" not in result.stderr
-
-
-MADE = [str(CELLS), str(RESULTS / "figures/heatmap.svg"), str(RESULTS / "tables/quality.csv")]
-DAMAGE = {
-    "empty": lambda content: b"",
-    "cut": lambda content: content[: 2 * len(content) // 3],
-    "flipped": lambda content: (
-        content[: len(content) // 2] + bytes([content[len(content) // 2] ^ 1]) + content[len(content) // 2 + 1 :]
-    ),
-    "not UTF-8": lambda content: b"\xff\xfe" + content,
-}
-
-
-def read_by_stages(folder: Path) -> list[Path]:
-    """Every file of the finished study that a stage reads."""
-    root = folder / RESULTS
-    listed = [path for pattern in LISTED for path in root.glob(pattern)]
-    others = [
-        *root.glob("records/**/*.jsonl"),
-        *root.glob("records/**/index.json"),
-        *root.glob("models/*/*"),
-        *root.glob("models/*/*/*"),
-    ]
-    return sorted(path for path in {*listed, *others} if path.is_file() and not path.name.startswith("."))
-
-
-@pytest.mark.parametrize("kind", DAMAGE)
-def test_every_kind_of_damaged_file_is_named(kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(folder)
-    for path in read_by_stages(folder):
-        path.write_bytes(DAMAGE[kind](path.read_bytes()))
-    named = Rules(load_study(Path(CONFIG)), cores=1, gpus=0, shared=False).damage.found()
-    # A damaged list of hashes condemns what it lists.
-    missed = [
-        path
-        for path in read_by_stages(Path())
-        if not {path, *path.parents, *(path.with_name(TEXT) for _ in [0] if path.name == HASHES)} & named.keys()
-    ]
-    assert not missed
-    assert all(named.values())
-
-
-def test_every_kind_of_damaged_file_is_set_aside_and_made_again(folder: Path, finished: Path) -> None:
-    """Each kind of damage in turn; one model, since a damaged target alone makes all others again."""
-    damaged = [path for path in read_by_stages(folder) if "models" not in path.parts or "draft" in path.parts]
-    kinds = list(DAMAGE.values())
-    for number, path in enumerate(damaged):
-        path.write_bytes(kinds[number % len(kinds)](path.read_bytes()))
-    result = run(folder, *MADE)
-    assert result.returncode == 0 and "Traceback" not in result.stdout and "unexpected error" not in result.stdout, (
-        result.stdout
-    )
-    for path in damaged:
-        name = path.relative_to(folder)
-        assert path.is_file(), name
-        assert str(name) in result.stdout or f"{name.parent} is damaged" in result.stdout, name
-    assert timeless(folder) == timeless(finished)
-    root = folder / RESULTS
-    assert not damaged_listed(root) and list(root.glob("audit/*.damaged-1")) and list(root.glob("corpus/*.damaged-1"))
-    assert "Nothing to be done" in run(folder, *MADE).stdout

@@ -6,11 +6,14 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import grimp
 import pytest
 
+from specrig.dag.code import STAGES, TRAINING, stage_digest
+from specrig.measurement.plan import MEASURING, job_digest
 from specrig.provenance import digests
 
 PACKAGE = Path(digests.ROOT)
@@ -70,15 +73,11 @@ def test_planning_loads_nothing_heavy(repository: Path, heavy: list[str]) -> Non
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A package of three modules in the place of this one, and an empty memory."""
+    """A copy of this package, whose digests are taken."""
     folder = tmp_path / "specrig"
-    folder.mkdir()
-    (folder / "__init__.py").touch()
-    (folder / "a.py").write_text("def f():\n    from specrig import b\n    return b\n")
-    (folder / "b.py").write_text('"""Prose."""\nx = 1\n')
-    (folder / "c.py").write_text("x = 1\n")
+    shutil.copytree(PACKAGE, folder, ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.setattr(digests, "ROOT", folder)
-    monkeypatch.setattr(digests, "MEMORY", tmp_path / "memory" / "digests.json")
+    forget()
     yield folder
     monkeypatch.undo()
     forget()
@@ -86,76 +85,66 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def forget() -> None:
     """Be a new process."""
-    for function in (
-        digests.code_digest,
-        digests.closure,
-        digests.imports,
-        digests._source,
-        digests._data,
-        digests._memory,
-    ):
+    for function in (digests.code_digest, digests._files, digests._mentions):
         function.cache_clear()
 
 
-def fresh() -> str:
-    forget()
-    return digests.code_digest("specrig.a")
+def test_a_cell_is_stale_for_the_packages_and_the_method_that_measure_it_and_for_no_other(package: Path) -> None:
+    def codes() -> list[str]:
+        forget()
+        return [job_digest("native", "ngram"), job_digest("native", "adaptive_k"), stage_digest("tables")]
+
+    before = codes()
+    for file, stale in {
+        "runtime/compiled.c": [True, True, False],
+        "measurement/blocks.py": [True, True, False],
+        "analysis/speedup.py": [False, False, True],
+        "decoding/drafters/ngram.py": [True, True, False],  # adaptive_k wraps it
+        "decoding/drafters/adaptive_k.py": [False, True, False],
+        "decoding/drafters/new_method.py": [False, False, False],
+        "engines/native.py": [True, True, False],
+        "engines/vllm/arguments.py": [False, False, False],
+        "heads/new_head/__init__.py": [False, False, False],
+        "cli/plan.py": [False, False, False],
+    }.items():
+        path = package / file
+        path.parent.mkdir(exist_ok=True)
+        with path.open("a") as source:
+            source.write("\n")
+        after = codes()
+        assert [one != other for one, other in zip(before, after, strict=True)] == stale, file
+        before = after
+    with pytest.raises(ValueError, match=r"heads\.nowhere: no package or module"):
+        digests.code_digest("heads.nowhere")
 
 
-def test_digests_follow_imports_and_ignore_prose(package: Path) -> None:
-    first = fresh()
-    assert digests.closure("specrig.a") == ("specrig.a", "specrig.b")
-    (package / "b.py").write_text('"""Other prose."""\nx = 1  # and a remark\n')
-    (package / "c.py").write_text("x = 2\n")
-    assert fresh() == first
-    (package / "b.py").write_text("x = 2\n")
-    second = fresh()
-    assert second != first
-    seen = {first, second}
-    for name, text in (("facts.csv", "a,b"), ("facts.csv", "a,c"), ("sums.c", "int a;"), ("sums.c", "int b;")):
-        (package / name).write_text(text)
-        seen.add(fresh())
-    assert len(seen) == 6
-    with pytest.raises(ValueError, match=r"specrig\.d: no module"):
-        digests.code_digest("specrig.d")
+DESCRIBES = {
+    "cell",
+    "corpus",
+    "discovery",
+    "errors",
+    "files",
+    "provenance",
+    "settings",
+    "study",
+    "terminal",
+    "training",
+}
+"""Imported for what a study says, whose keys are params of their own, and what is of no stage in particular."""
 
 
-def test_what_is_remembered_of_a_text_hides_no_edit(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither one of the same size at the same time, nor one of how texts are read."""
-    first, stat = fresh(), (package / "b.py").stat()
-    with monkeypatch.context() as patch:
-        patch.setattr(digests.ast, "parse", lambda *_, **__: pytest.fail("it was parsed before"))
-        assert fresh() == first
-    (package / "b.py").write_text('"""Prose."""\nx = 2\n')
-    os.utime(package / "b.py", ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    assert (package / "b.py").stat().st_size == stat.st_size
-    assert fresh() != first
-    (package / "b.py").write_text("from specrig import c\nx = 2\n")
-    forget()
-    assert "specrig.c" in digests.closure("specrig.a")
-    parsed: list[str] = []
-    parse = digests.ast.parse
-    monkeypatch.setattr(
-        digests.ast, "parse", lambda text, **names: parsed.append(names["filename"]) or parse(text, **names)
-    )
-    monkeypatch.setattr(digests, "_own_text", lambda: b"another way to read")
-    fresh()
-    assert len(parsed) == 3
-
-
-@pytest.mark.parametrize("content", ["", "[1", '{"cut": '])
-def test_a_memory_that_is_broken_or_cannot_be_kept_changes_nothing(package: Path, content: str) -> None:
-    first = fresh()
-    digests.MEMORY.write_text(content)
-    assert fresh() == first
-    digests.MEMORY.unlink()
-    digests.MEMORY.mkdir()  # nothing can be written there, whoever asks
-    assert fresh() == first == fresh()
-    assert [path.name for path in digests.MEMORY.parent.iterdir()] == [digests.MEMORY.name], "no half of one is left"
-
-
-def test_a_wrapped_drafter_is_part_of_the_digest() -> None:
-    assert "specrig.decoding.drafters.ngram" in digests.closure("specrig.decoding.drafters.adaptive_k")
+@pytest.mark.parametrize(
+    ("entry", "packages"),
+    [
+        ("measurement.runner", MEASURING),
+        ("measurement.traffic.sweep", MEASURING),
+        ("audit.run", (*STAGES["audit"], "services")),
+        ("training.fit", (*TRAINING, "decoding")),
+    ],
+)
+def test_a_stage_names_the_packages_that_it_imports(entry: str, packages: Iterable[str]) -> None:
+    imported = grimp.build_graph("specrig", cache_dir=None).find_upstream_modules(f"specrig.{entry}")
+    assert {name.split(".")[1] for name in imported if "." in name} - {*packages} <= DESCRIBES
 
 
 def test_files_stay_short() -> None:

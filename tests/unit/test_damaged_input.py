@@ -367,7 +367,6 @@ LINES = "what the patient\u2028said \u0085 was"
 
 
 def test_lines_are_cut_where_json_ends_them(tmp_path: Path) -> None:
-    from specrig.measurement.quarantine import _unreadable
     from specrig.measurement.task_prompts import _answers
     from specrig.measurement.traffic.records import Request, Turn, read_turns, write_turns
     from specrig.reporting.documents.samples import _prompts
@@ -377,7 +376,6 @@ def test_lines_are_cut_where_json_ends_them(tmp_path: Path) -> None:
     row = {"id": "a", "prompt": LINES, "turns": [LINES], "answers": [LINES]}
     path.write_text(json.dumps(row, ensure_ascii=False) + "\n")
     assert _prompts(path) == {"a": LINES}
-    assert not _unreadable(path)
     assert _answers(path, [Prompt(id="a", text="", turns=(LINES,))], 1) == {"a": [LINES]}
     cell = Cell(engine="server", pair="p", method="ngram", k=2, task="t", temperature=0.0)
     request = Request(prompt_id="a", part="counted", due_s=0, sent_s=0, last_s=1, error=LINES)
@@ -387,9 +385,6 @@ def test_lines_are_cut_where_json_ends_them(tmp_path: Path) -> None:
     )  # fmt: skip
     write_turns(tmp_path / "turns.jsonl", [turn])
     assert list(read_turns(tmp_path / "turns.jsonl")) == [turn]
-    table = tmp_path / "table.csv"
-    table.write_text(f"a,b\n1,{LINES}\n")
-    assert not _unreadable(table)
 
 
 GARBAGE = [b"", b"[" * 100_000, b"\xff\xfe" * 40, b'{"a": 1}', b"9" * 5000]
@@ -415,7 +410,9 @@ def test_what_a_report_reads_is_named_or_left_out(content: bytes, tmp_path: Path
         if content in empty:
             assert not read()
             continue
-        with pytest.raises(RecordError, match=rf"{name}: damaged \(.*; delete the file"):
+        with pytest.raises(
+            RecordError, match=rf"{name}: damaged \(.*; make it again: rm .*{name}; specrig run CONFIG$"
+        ):
             read()
 
 
@@ -435,7 +432,7 @@ def test_a_record_of_brackets_and_a_surrogate_in_a_prompt_are_named(tmp_path: Pa
     path = tmp_path / "code-k4-t0-b1.jsonl"
     for content in (b"[" * 100_000, b"\xff\xfe{}"):
         path.write_bytes(content)
-        with pytest.raises(RecordError, match=r"code-k4-t0-b1\.jsonl:1: not a record"):
+        with pytest.raises(RecordError, match=r"jsonl:1: not a record .*; make it again: rm .*\.jsonl; specrig run"):
             list(read_records(path))
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"id": "a", "prompt": "x"}\n{"id": "b", "prompt": "x\\ud800y"}\n')

@@ -30,7 +30,6 @@ from specrig.analysis.disturbance import column, disturbances, undisturbed
 from specrig.analysis.efficiency import explained_efficiency
 from specrig.audit.toy_pair import build
 from specrig.cell import Cell
-from specrig.dag.lock import lock_study
 from specrig.measurement import machine_state
 from specrig.measurement.machine_state import MachineState
 from specrig.measurement.records import NOT_RECORDED, Load, Probe, Record, read_records, replicate_folder, write_records
@@ -569,10 +568,7 @@ def test_replicates_and_their_remeasuring(study_file: Path, capsys: pytest.Captu
         write_records(path, [steady(each, held=path == folders[1] / "t-k2-t0-b1.jsonl") for each in records])
     index = {folder: (folder / "index.json").read_bytes() for folder in folders}
     before = {path: path.read_bytes() for path in job.rglob("*.jsonl")}
-    with lock_study(study_file.parent):
-        assert cli.main(["remeasure", str(study_file)]) == 2, "a run that goes on reads these files"
-    assert before == {path: path.read_bytes() for path in job.rglob("*.jsonl")}
-    assert "another run of this study is at work" in capsys.readouterr().err
+    capsys.readouterr()
     assert cli.main(["remeasure", str(study_file), "--json"]) == 0
     output = json.loads(capsys.readouterr().out)
     assert [(each["cell"], each["replicate"]) for each in output["disturbed"]] == [("native/p/ngram/t-k2-t0-b1", 1)]

@@ -42,7 +42,7 @@ def shown(*words: str) -> str:
         found += part
     os.waitpid(child, 0)
     os.close(terminal)
-    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", found.decode()).replace("\r", "")
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", found.decode()).replace("\r", "\n")
 
 
 def test_a_run_shows_a_line_a_job_the_bar_and_why_a_job_runs_again(

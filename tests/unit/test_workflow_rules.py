@@ -16,9 +16,8 @@ from synthetic import write_job, write_study
 
 from specrig import cli
 from specrig.dag.ending import ending
-from specrig.dag.lock import BusyError
 from specrig.dag.rules import Rules, memory, minutes
-from specrig.measurement.quarantine import count_failures, quarantine_disturbed, write_hashes
+from specrig.measurement.quarantine import count_failures, quarantine_disturbed
 from specrig.planning.estimate import Demand
 from specrig.reporting.tables.files import write_tables
 from specrig.study.load import load_study
@@ -112,21 +111,19 @@ def test_a_training_is_stale_for_its_own_keys(workplace: Path) -> None:
         assert (plain.training_recipe(job(model=model)) == other.training_recipe(job(model=model))) == same
 
 
-def test_failed_damaged_and_disturbed_cells_are_measured_again(workplace: Path) -> None:
+def test_failed_and_disturbed_cells_are_measured_again(workplace: Path) -> None:
     first = rules()
     for method in ("draft_model", "ngram"):
         write_job(first.root, first.study.grid.by_method["native", "embedded", method], prompts=1)
     assert first.failed_cells(job()) == []
     folder = first.root / "records/native/embedded/ngram"
     quarantine_disturbed(folder, ["code-k3-t0-b1"])
-    (folder / "translation-k3-t0-b1.jsonl").write_text("half")
     (folder / "index.json").write_text('{"cells": {}, "failed": {"code-k3-t0-b1": "it died"}}')
     count_failures(folder)
     names = rules().failed_cells(job())
     assert names == [
         "ngram/code-k3-t0-b1.failed-1",
         "ngram/code-k3-t0-b1.jsonl.disturbed-1",
-        "ngram/translation-k3-t0-b1.jsonl.damaged-1",
     ]
     assert rules(replicates=2).failed_cells(job(again="-1")) == []
 
@@ -153,24 +150,6 @@ def test_what_fails_is_measured_again_until_it_succeeds_and_then_nothing_is_left
         options = ["--study", "configs/test.yaml", "--engine", "native", "--pair", "embedded", "--method", "ngram"]
         assert cli.main(["stage", "traffic" if loads else "measure", *options]) == 0
     assert [now != before for before, now in pairwise(params)] == [True, True, True, False]
-
-
-def test_a_damaged_model_is_made_again_once(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model = rules().root / "models/embedded/draft"
-    model.mkdir(parents=True)
-    (model / "config.json").write_text("{}")
-    write_hashes(model)
-    assert rules().damage.models("embedded", ["draft"]) == ""
-    (model / "config.json").write_text("{]")
-    before = rules()
-    names = before.damage.models("embedded", ["draft"])
-    assert names == "draft.damaged-1" and before.training_recipe(job()).endswith(names)
-    before.begin()
-    assert "draft is damaged and will be made again: config.json" in capsys.readouterr().err
-    assert not model.exists() and rules().damage.models("embedded", ["draft"]) == names
-    assert load_study(before.root / "study.json").study == "test"
-    with pytest.raises(BusyError):
-        rules().begin()
 
 
 def test_tracking_is_tried_again_where_mlflow_was_out_of_reach(workplace: Path) -> None:
@@ -225,26 +204,6 @@ def test_a_run_says_where_a_pair_gets_fewer_gpus_than_its_row_names(
         pairs["llama31_8b"] = pairs["llama31_8b"].model_copy(update={"tensor_parallel": 16})
         found.begin()
         assert ("split over 16 GPUs" in capsys.readouterr().err) == said
-
-
-def test_names_of_what_is_set_aside_do_not_change_during_a_run(workplace: Path) -> None:
-    """Snakemake computes params again where an input was made again; a param that differs then makes the job stale."""
-    first = rules()
-    for path in (first.root / "models/embedded/draft/config.json", first.root / "audit/records.csv"):
-        path.parent.mkdir(parents=True)
-        path.write_text("a,b\n")
-    write_hashes(first.root / "models/embedded/draft")
-    first.end()
-    (first.root / "models/embedded/draft/config.json").write_text("")
-    (first.root / "audit/records.csv").write_text("")
-    second = rules()
-
-    def names() -> tuple[str, str]:
-        return second.damage.models("embedded", ["draft"]), second.damage.remade("audit/*.csv")
-
-    before = names()
-    second.begin()
-    assert before == names() == ("draft.damaged-1", "audit/records.csv.damaged-1")
 
 
 def test_every_path_in_a_shell_command_is_quoted(repository: Path) -> None:

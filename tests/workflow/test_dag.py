@@ -93,11 +93,12 @@ def test_a_second_run_has_nothing_to_do(finished: Path) -> None:
 
 def test_a_run_ends_with_the_answer_and_the_reports_path(finished: Path) -> None:
     output = (finished / "output.txt").read_text()
-    answer, report = re.findall(r"^(?:Fastest|Report:) .*", output, flags=re.MULTILINE)
+    answer, report, results = re.findall(r"^(?:Fastest|Report:|Results:) .*", output, flags=re.MULTILINE)
     assert answer.startswith("Fastest lossless method on embedded (native): ") and " at 95 %" in answer
-    assert (
-        report == "Report: reports/test/report.html" and "reports/test/report.html" not in output.partition(report)[2]
-    )
+    assert (report, results) == (
+        "Report: reports/test/report.html",
+        "Results: results/test",
+    ) and "reports/test/report.html" not in output.partition(report)[2]
 
 
 def test_one_more_k_measures_only_its_cells_and_what_leaves_the_study_leaves_the_tables(copied: Path) -> None:
@@ -185,7 +186,7 @@ def cut_after(folder: Path, config: str, cells: int, how: signal.Signals, log: P
 
 
 def test_a_run_cut_midway_goes_on_where_it_was(copied: Path) -> None:
-    """Cut by Ctrl-C, then by a power cut, after which nothing has to be unlocked."""
+    """Cut by Ctrl-C, then by a power cut, after which Snakemake's lock is left."""
     methods = [{"method": "draft_model", "k": [2, 3, 4, 5]}]
     # The cells of a task are written together, so that of three tasks one is left whatever the moment of the second
     # cut.
@@ -198,6 +199,7 @@ def test_a_run_cut_midway_goes_on_where_it_was(copied: Path) -> None:
     assert {name.split("-")[0] for name in first} == {"draft_model/code"}
     second = cut_after(copied, config, len(first) + 1, signal.SIGKILL, copied / "killed.txt")
     assert len(first) < len(second) < 12
+    assert run(copied, "--unlock", config=config).returncode == 0
     result = run(copied, MEASURED, config=config)
     assert result.returncode == 0, result.stdout
     after = stamps(copied)

@@ -10,14 +10,12 @@ from snakemake.exceptions import WorkflowError
 
 from specrig.cell import digest
 from specrig.corpus.example import PROMPT_FILES
-from specrig.dag.code import audit_digest, stage_digest
+from specrig.dag.code import audit_digest, stage_digest, training_digest
 from specrig.dag.ending import ending
 from specrig.dag.interruption import Interruption
-from specrig.dag.lock import BusyError
 from specrig.dag.rules import Rules, memory, minutes
 from specrig.models.gguf import FILES as CONVERTED_FILES
 from specrig.planning.estimate import needs
-from specrig.provenance.digests import code_digest
 from specrig.reporting.outline import figures, tables
 from specrig.runtime.gpus import OWN
 from specrig.study.grid import TOGETHER
@@ -123,8 +121,6 @@ def begin():
     """Before the first job. Raises WorkflowError where `dag.begin` fails."""
     try:
         dag.begin()
-    except BusyError as error:
-        raise WorkflowError(str(error)) from None
     except OSError as error:
         raise WorkflowError(
             f"{error.filename}: {error.strerror}; choose another folder, e.g. --config results=PATH"

@@ -16,7 +16,7 @@ rule convert:
     params:
         study=STUDY_FILE,
         source=dag.converted,
-        code=code_digest("specrig.models.gguf"),
+        code=stage_digest("convert"),
     message:
         "Converting {wildcards.source} into a model folder"
     shell:

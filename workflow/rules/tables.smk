@@ -30,7 +30,7 @@ rule tables:
         study=STUDY_FILE,
         price=STUDY.price_per_hour,
         goodput=dag.goodput(),
-        code=lambda _: stage_digest("tables") + dag.damage.remade("tables/*"),
+        code=stage_digest("tables"),
     message:
         "Compiling the tables"
     shell:
@@ -56,7 +56,7 @@ rule quality:
     params:
         study=STUDY_FILE,
         scored=dag.scoring(),
-        code=lambda _: stage_digest("quality") + dag.damage.remade("tables/quality.*"),
+        code=stage_digest("quality"),
     message:
         "Scoring the outputs"
     shell:
@@ -91,8 +91,7 @@ rule figures:
         study=STUDY_FILE,
         goodput=dag.goodput(),
         learning_curves=dag.learning_curves(),
-        code=lambda _: stage_digest("figures")
-        + dag.damage.remade("figures/*", "figures/*/*"),
+        code=stage_digest("figures"),
     message:
         "Drawing the figures"
     shell:

@@ -13,8 +13,7 @@ rule corpus:
         "../../environment.yml"
     params:
         study=STUDY_FILE,
-        recipe=lambda _: dag.recipe("corpus")
-        + dag.damage.remade("corpus/*", "prompts/*"),
+        recipe=dag.recipe("corpus"),
         code=stage_digest("corpus"),
     message:
         "Gathering training text and held-out prompts"
@@ -42,14 +41,11 @@ rule write_text:
         runtime=minutes(dag.training("draft")),
     params:
         study=STUDY_FILE,
-        recipe=lambda wildcards: (
-            dag.recipe("text", "prompts", "own_requests", "chat")
-            + dag.damage.models(wildcards.pair, [TEXT])
-        ),
+        recipe=dag.recipe("text", "prompts", "own_requests", "chat"),
         target=dag.target_row,
         excluded=dag.excluded_prompts,
         threads=STUDY.threads,
-        code=code_digest("specrig.training.target_text"),
+        code=stage_digest("text"),
     message:
         "Writing, with the target of {wildcards.pair}, the text from which its draft and heads learn"
     shell:
@@ -78,7 +74,7 @@ rule train:
         recipe=dag.training_recipe,
         target=dag.target_row,
         threads=STUDY.threads,
-        code=lambda wildcards: code_digest(*STAGES[wildcards.model].modules),
+        code=lambda wildcards: training_digest(wildcards.model),
     message:
         "Training the {wildcards.model} of {wildcards.pair}"
     shell:
@@ -111,12 +107,9 @@ rule train_jointly:
         runtime=minutes(dag.training("joint")),
     params:
         study=STUDY_FILE,
-        recipe=lambda wildcards: (
-            dag.recipe(*JOINT.keys)
-            + dag.damage.models(wildcards.pair, ["target", "medusa"])
-        ),
+        recipe=dag.recipe(*JOINT.keys),
         threads=STUDY.threads,
-        code=code_digest(*JOINT.modules),
+        code=training_digest("medusa"),
     message:
         "Training the target of {wildcards.pair} together with its Medusa heads"
     shell:

@@ -17,7 +17,6 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "doctor": ("specrig doctor", "specrig doctor configs/standard.yaml --json"),
     "plan": ("specrig plan", "specrig plan configs/paper.yaml", "specrig plan --json | jq .cells"),
-    "clean": ("specrig clean", "specrig clean configs/embedded.yaml --json"),
     "advise": (
         'specrig advise llama31_8b --device "RTX 4090"',
         "specrig advise embedded --study results/embedded",

@@ -101,20 +101,18 @@ def remeasure(
     as_json: Json = False,
 ) -> None:
     """Quarantine the records of disturbed cells: the next run of the study measures only these cells again."""
-    from specrig.dag.lock import lock_study
     from specrig.measurement.quarantine import quarantine_disturbed
     from specrig.measurement.records import replicate_folder
     from specrig.results.study_data import read_study
 
     loaded = load(study or config)
     disturbed: dict[Path, dict[str, None]] = {}
-    with lock_study(loaded.root):  # a run that goes on reads the files that are renamed here
-        reasons = [(name, reason) for name, found in read_study(loaded.root).disturbances.items() for reason in found]
-        for name, reason in reasons:
-            job, _, slug = name.rpartition("/")
-            disturbed.setdefault(replicate_folder(loaded.root / "records" / job, reason.replicate), {})[slug] = None
-        for folder, slugs in disturbed.items():
-            quarantine_disturbed(folder, slugs)
+    reasons = [(name, reason) for name, found in read_study(loaded.root).disturbances.items() for reason in found]
+    for name, reason in reasons:
+        job, _, slug = name.rpartition("/")
+        disturbed.setdefault(replicate_folder(loaded.root / "records" / job, reason.replicate), {})[slug] = None
+    for folder, slugs in disturbed.items():
+        quarantine_disturbed(folder, slugs)
     files = [folder / f"{slug}.jsonl" for folder, slugs in disturbed.items() for slug in slugs]
     if as_json:
         cells = [{"cell": name, "replicate": reason.replicate, "reason": reason.text} for name, reason in reasons]

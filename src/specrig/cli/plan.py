@@ -1,18 +1,14 @@
-"""The verbs that plan a study: its cells, its paths, trained parts, advice, pinned revisions, methods, schemas."""
+"""The verbs that plan a study: its cells and paths, advice, pinned revisions, methods, schemas."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from specrig.cli.arguments import DEFAULT, ConfigFile, Json, known_methods, load, print_json
-from specrig.terminal import Column, console, print_table
-
-if TYPE_CHECKING:
-    from specrig.dag.trained import Part
+from specrig.terminal import console
 
 
 def plan(config: ConfigFile = DEFAULT, as_json: Json = False) -> None:
@@ -26,37 +22,6 @@ def plan(config: ConfigFile = DEFAULT, as_json: Json = False) -> None:
     else:
         show_plan(plan, console())
         typer.echo(f"Results: {study.root}\nReport: {study.report}")
-
-
-def clean(config: ConfigFile = DEFAULT, as_json: Json = False) -> None:
-    """Remove the trained parts that no study in this results folder uses any more."""
-    from specrig.dag.trained import TrainedParts
-
-    removed = TrainedParts(load(config)).clean()
-    if as_json:
-        print_json({"removed": removed})
-    elif removed:
-        typer.echo("Removed:")
-        _print_parts(removed)
-    else:
-        typer.echo("nothing to remove: every trained part is in the folder of a study")
-
-
-def _print_parts(parts: Sequence[Part]) -> None:
-    from specrig.planning.estimate import size_text
-
-    columns = [
-        Column("part"),
-        Column("made by"),
-        Column("in the studies", breaks=True),
-        Column("size", right=True),
-        Column("path"),
-    ]
-    rows = [
-        (part.part, part.made_by, ", ".join(part.needed_by) or "none", size_text(part.bytes), str(part.path))
-        for part in parts
-    ]
-    print_table(console(), columns, rows)
 
 
 def advise(

@@ -60,32 +60,23 @@ def train(
     if (pair, model) not in loaded.grid.trained:
         known = ", ".join(" ".join(each) for each in loaded.grid.trained) or "none"
         raise typer.BadParameter(f"study {loaded.study} does not train the {model} of {pair!r} (it trains: {known})")
-    from specrig.dag.trained import TrainedParts
     from specrig.heads import of_draft
-    from specrig.measurement.quarantine import write_hashes
     from specrig.provenance.trained_for import note
     from specrig.training import stages
 
     folder, progress = loaded.root / "models" / pair, sys.stderr.isatty()
     corpus, device, target = loaded.root / "corpus", resolve_device(loaded.device), _folder(loaded, pair, "target")
     draft = _folder(loaded, pair, "draft") if of_draft(model) else None
-    parts, key = TrainedParts(loaded), _key(loaded, pair, model, device)
-    if parts.take(key, folder / model):
-        return
     _set_threads(loaded, threads)
     stages.train(model, loaded.training, corpus, folder, target, progress, device, draft)
     if model != "target":
         note(folder / model, *_target(loaded, pair), initial=loaded.training.initial(model))
-    write_hashes(folder / model)
-    parts.keep(key, folder / model, model, pair)
 
 
 def write_text(study: StudyFile, pair: PairName) -> None:
     """Let the target of a pair write the text that trains its draft and heads, and store its hidden states."""
-    from specrig.dag.trained import TrainedParts
-    from specrig.measurement.quarantine import write_hashes
     from specrig.tasks.chat import require_chat_template
-    from specrig.training.stages import STAGES, TEXT
+    from specrig.training.stages import STAGES
     from specrig.training.states import prepare
     from specrig.training.target_text import write_text as write
 
@@ -105,28 +96,17 @@ def write_text(study: StudyFile, pair: PairName) -> None:
         _folder(loaded, pair, "target"),
         resolve_device(loaded.device),
     )
-    corpus, parts = loaded.root / "corpus", TrainedParts(loaded)
-    key = parts.text_key(device, target)
-    if not parts.take(key, models / TEXT):
-        write(loaded.training, corpus, models, target, device, loaded.evaluated(loaded.root))
-        write_hashes(models, [TEXT])
-        parts.keep(key, models / TEXT, TEXT.partition(".")[0], pair)
-    learners = [
-        model
-        for owner, model in loaded.grid.trained
-        if owner == pair and STAGES[model].needs == ("target",) and not parts.has(_key(loaded, pair, model, device))
-    ]
+    corpus = loaded.root / "corpus"
+    write(loaded.training, corpus, models, target, device, loaded.evaluated(loaded.root))
+    learners = [model for owner, model in loaded.grid.trained if owner == pair and STAGES[model].needs == ("target",)]
     # Here with all cores, and once: trainings run side by side on a part of them.
     prepare(loaded.training, corpus, models, target, learners, device)
 
 
 def train_jointly(study: StudyFile, pair: PairName) -> None:
     """Train a pair's target jointly with its Medusa heads (Medusa-2), starting from another pair's."""
-    from specrig.dag.trained import TrainedParts
-    from specrig.measurement.quarantine import write_hashes
     from specrig.provenance.trained_for import note
     from specrig.training.fit import train_jointly as train
-    from specrig.training.stages import JOINT, TEXT
 
     loaded = load(study)
     base = loaded.rows.pairs[pair].base if pair in loaded.rows.pairs else None
@@ -136,15 +116,8 @@ def train_jointly(study: StudyFile, pair: PairName) -> None:
     models = loaded.root / "models"
     progress, device = sys.stderr.isatty(), resolve_device(loaded.device)
     target = _folder(loaded, base, "target")
-    parts, learns_from = TrainedParts(loaded), [target, models / base / "medusa", models / base / TEXT]
-    keys = {part: parts.key(f"joint {part}", device, learns_from, JOINT) for part in ("target", "medusa")}
-    if all(map(parts.has, keys.values())) and all(parts.take(key, models / pair / part) for part, key in keys.items()):
-        return
     train(loaded.training, loaded.root / "corpus", models / base, models / pair, target, progress, device)
     note(models / pair / "medusa", *_target(loaded, pair))
-    for model in ("target", "medusa"):
-        write_hashes(models / pair / model)
-        parts.keep(keys[model], models / pair / model, model, pair)
 
 
 def pack_weights(
@@ -179,17 +152,6 @@ def _folder(study: Study, pair: str, part: str) -> Path:
         return Path(source)
     gate.check_decoder(source, revision)
     return hub.fetch_folder(source, revision, only=hub.MODEL)
-
-
-def _key(study: Study, pair: str, model: str, device: str) -> str:
-    """The key under which a pair's model is kept (`dag.trained`)."""
-    from specrig.dag.trained import TrainedParts
-    from specrig.training.stages import STAGES, TEXT
-
-    needs = STAGES[model].needs
-    text = [study.root / "models" / pair / TEXT] if needs else []
-    learns_from = [*(_folder(study, pair, part) for part in needs), *text, *study.training.initial(model)]
-    return TrainedParts(study).key(model, device, learns_from)
 
 
 def _set_threads(study: Study, threads: int | None = None) -> None:

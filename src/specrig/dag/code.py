@@ -1,29 +1,39 @@
-"""Which code each stage of the workflow runs: a stage whose code has changed is stale."""
+"""Which packages each stage of the workflow uses: a stage whose code has changed is stale."""
 
 from __future__ import annotations
 
-from specrig.measurement.plan import method_modules
+from specrig.measurement.plan import MEASURING, job_digest
 from specrig.provenance.digests import code_digest
 
+TRAINING = ("corpus", "heads", "models", "runtime", "tasks", "training")
+TABLES = ("analysis", "results", "reporting")
 STAGES = {
-    "corpus": "specrig.corpus.gather",
-    "prompts": "specrig.measurement.task_prompts",
-    "audit": "specrig.audit.run",
-    "tables": "specrig.reporting.tables.files",
-    "quality": "specrig.reporting.tables.quality",
-    "figures": "specrig.reporting.figures.drawings",
-    "track": "specrig.tracking",
-    "report": "specrig.reporting.documents.html",
-    "paper": "specrig.reporting.documents.printed",
+    "convert": ("models",),
+    "corpus": ("corpus",),
+    "prompts": ("measurement.task_prompts", "tasks"),
+    "text": TRAINING,
+    "audit": ("audit", *MEASURING),
+    "tables": TABLES,
+    "quality": (*TABLES, "tasks"),
+    "figures": TABLES,
+    "report": TABLES,
+    "paper": TABLES,
+    "track": ("analysis", "results", "tracking"),
 }
-"""Stage -> the module that its verb of the command line calls."""
+"""Stage -> the packages that it uses."""
 
 
 def stage_digest(stage: str) -> str:
-    """Digest of the code of a stage in `STAGES`."""
-    return code_digest(STAGES[stage])
+    """Digest of the code of a stage in `STAGES`, as Snakemake shows it where the stage runs again."""
+    return f"code of {stage}: {code_digest(*STAGES[stage])}"
 
 
 def audit_digest(engine: str, method: str) -> str:
     """Digest of the code that tests the samples of `method` in `engine` against an exact distribution."""
-    return code_digest("specrig.audit.exact", "specrig.audit.run", *method_modules(engine, method))
+    return f"code of the audit: {code_digest('audit')} {job_digest(engine, method)}"
+
+
+def training_digest(model: str) -> str:
+    """Digest of the code that trains a pair's target, its draft or a head."""
+    head = () if model in ("target", "draft") else (f"heads.{model}",)
+    return f"code of training: {code_digest(*TRAINING, *head)}"

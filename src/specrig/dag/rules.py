@@ -10,28 +10,19 @@ import sys
 from collections.abc import Callable, Iterable
 from functools import cache, cached_property
 from pathlib import Path
-from typing import IO, Protocol
+from typing import Protocol
+
+from pydantic_core import to_json
 
 from specrig.cell import Cell, digest
-from specrig.dag.damage import Damage
-from specrig.dag.lock import lock_study
 from specrig.decoding.drafters import registry as methods
 from specrig.engines import registry as engines
 from specrig.files import write_atomically
 from specrig.measurement.answers import answering_cell
-from specrig.measurement.plan import gpus_used, job_digest, method_modules
-from specrig.measurement.quarantine import (
-    LEDGER,
-    disturbed_names,
-    failed_names,
-    quarantine,
-    quarantined_names,
-    reset_future_times,
-    write_ledger,
-)
-from specrig.measurement.records import RecordError, read_index
+from specrig.measurement.plan import gpus_used, job_digest
+from specrig.measurement.quarantine import disturbed_names, failed_names
+from specrig.measurement.records import replicate_folder
 from specrig.measurement.traffic.records import FOLDER as TRAFFIC
-from specrig.measurement.traffic.records import damaged_points
 from specrig.models.gguf import FILES as CONVERTED_FILES
 from specrig.models.gguf import located
 from specrig.planning.estimate import (
@@ -45,7 +36,6 @@ from specrig.planning.estimate import (
     traffic_demand,
     training_demand,
 )
-from specrig.provenance.digests import code_digest
 from specrig.study.learning_curve import FILE as LEARNING_CURVE
 from specrig.study.overlap import prompts_in_both
 from specrig.study.study import FOR_READERS, Study
@@ -53,9 +43,6 @@ from specrig.study.traffic import Point
 from specrig.tasks.variants import variant_of
 from specrig.training import shared_shards
 from specrig.training.stages import CHECKPOINT, FILES, JOINT, STAGES, TEXT
-
-TRAFFIC_SWEEP = "specrig.measurement.traffic.sweep"
-"""The module that measures under load."""
 
 
 class Wildcards(Protocol):
@@ -73,43 +60,24 @@ class Rules:
         self.gpu = int(study.uses_gpu())
         self._gpus, self.shared = gpus, bool(self.gpu) and shared
         self.job_cores = max(1, cores // gpus) if self.shared else cores
-        self._lock: IO[str] | None = None
-        self.damage = Damage(study)
         self._measuring_demand = cache(lambda *job: measuring_demand(study, job, self._sizes[job[1]]))
         self._training_demand = cache(lambda pair, model: training_demand(study, pair, model))
 
     # Before and after the jobs
 
     def begin(self) -> None:
-        """Lock the study, quarantine what is damaged, and write the study that every job reads.
-
-        Raises BusyError if another run is at work, OSError if the results folder cannot be written.
+        """Write the study that every job reads. Raises OSError if the results folder cannot be written.
 
         `study.json` is no input of the jobs: a change of any key would rerun them all. With `ancient()` Snakemake would
         look for no other reason in the jobs behind one that runs. So each rule names the keys that it depends on.
         """
-        self._lock = lock_study(self.root)  # held until this process ends
-        for sentence in quarantine(self.damage.found()):
-            print(sentence, file=sys.stderr)
-        self.damage.forget()
         if self.gpus(most := self.study.most_gpus()) < self.gpu * most:
             print(
                 f"A pair is split over {most} GPUs (tensor_parallel). Its jobs request {self._gpus}, since Snakemake's "
                 f"resource gpu is {self._gpus}; --resources gpu={most} allows more.",
                 file=sys.stderr,
             )
-        if count := reset_future_times(self.root):
-            print(
-                f"{count} files in {self.root} have a time in the future. The clock may have been set back. "
-                "They get the present time.",
-                file=sys.stderr,
-            )
-        (self.root / LEDGER).unlink(missing_ok=True)  # jobs may write its files from now on
         write_atomically(self.root / "study.json", self.study.model_dump_json(indent=1) + "\n")
-
-    def end(self) -> None:
-        """Note the hashes of what the run has made, whether or not it is finished; the next run checks them."""
-        write_ledger(self.root)
 
     def forget_states(self) -> None:
         """Delete the hidden states that trainings share: nothing more is trained from them."""
@@ -130,8 +98,7 @@ class Rules:
         """Digest of a converted folder's source: name, precision, size in bytes and time of the GGUF file."""
         source, dtype = self.study.grid.converted[wildcards.source]
         about = located(source).stat()
-        made = digest([source, dtype, about.st_size, int(about.st_mtime)])
-        return made + self.damage.remade(f"converted/{wildcards.source}/*")
+        return digest([source, dtype, about.st_size, int(about.st_mtime)])
 
     def recipe(self, *parts: str) -> str:
         """The keys of `training:` that a stage depends on (`parts` and the seed), as JSON."""
@@ -167,8 +134,8 @@ class Rules:
         return [*self.model_files(pair, models), f"{self.root}/models/{pair}/{TEXT}"]
 
     def training_recipe(self, wildcards: Wildcards) -> str:
-        """The keys on which a model depends, and its quarantined names."""
-        return self.recipe(*STAGES[wildcards.model].keys) + self.damage.models(wildcards.pair, [wildcards.model])
+        """The keys on which a model depends."""
+        return self.recipe(*STAGES[wildcards.model].keys)
 
     def target_row(self, wildcards: Wildcards) -> list[str | None]:
         """What names the target that a pair is trained for; its files, where they are here, are inputs besides."""
@@ -214,9 +181,7 @@ class Rules:
     def task_row(self, wildcards: Wildcards) -> str:
         """Digest of what decides which prompts are fetched for a task: its row and the number of prompts."""
         row = self.study.rows.tasks[wildcards.task].model_dump(exclude={*FOR_READERS, "scorer"})
-        return digest([row, self.study.grid.prompts_read(wildcards.task)]) + self.damage.remade(
-            f"data/{wildcards.task}.jsonl"
-        )
+        return digest([row, self.study.grid.prompts_read(wildcards.task)])
 
     # Measuring
 
@@ -249,13 +214,12 @@ class Rules:
     def answers_settings(self, wildcards: Wildcards) -> str:
         """Digest of what decides the answers to a task's turns, besides prompts, target and code."""
         engine = answering_cell(self.study, wildcards.pair, wildcards.task).engine
-        settings = digest(self.study.job_settings(engine, wildcards.pair))
-        return settings + self.task_row(wildcards) + self.damage.remade(f"answers/{wildcards.pair}/*")
+        return digest(self.study.job_settings(engine, wildcards.pair)) + self.task_row(wildcards)
 
     def answers_code(self, wildcards: Wildcards) -> str:
         """Digest of the code that answers."""
         engine = answering_cell(self.study, wildcards.pair, wildcards.task).engine
-        return code_digest("specrig.measurement.answers", *method_modules(engine, "autoregressive"))
+        return f"code of autoregressive: {job_digest(engine, 'autoregressive')}"
 
     def job_models(self, wildcards: Wildcards) -> list[str]:
         """Files of the models that a job needs: the target, and the draft and heads of its methods."""
@@ -267,29 +231,27 @@ class Rules:
         return [f"{cell.method}/{cell.slug} {digest(cell.options)}" for cell in self._job_cells(wildcards)]
 
     def job_settings(self, wildcards: Wildcards) -> str:
-        """Digest of the settings that decide what a job measures (`Study.job_settings`)."""
-        return digest(self.study.job_settings(wildcards.engine, wildcards.pair))
+        """The settings that decide what a job measures, as JSON: Snakemake shows which of them has changed."""
+        return to_json(self.study.job_settings(wildcards.engine, wildcards.pair)).decode()
 
     def job_tasks(self, wildcards: Wildcards) -> str:
         """Digest of what a measuring job reads of the rows of its tasks."""
         return self._measured_rows(self._job_cells(wildcards))
 
     def _measured_rows(self, cells: Iterable[Cell]) -> str:
-        return digest({cell.task: self.study.measured_row(cell.task) for cell in cells})
+        return "rows of tasks: " + digest({cell.task: self.study.measured_row(cell.task) for cell in cells})
 
     def job_code(self, wildcards: Wildcards) -> list[str]:
         """Digests of the code that a measuring job runs, one a method."""
-        return [job_digest(wildcards.engine, name) for name in self.job_methods(wildcards)]
+        return [f"code of {name}: {job_digest(wildcards.engine, name)}" for name in self.job_methods(wildcards)]
 
     def failed_cells(self, wildcards: Wildcards) -> list[str]:
-        """Names of cells that failed, and quarantined files. When this changes, the job measures them again."""
-        found = []
+        """Names of cells that failed or were disturbed. When this changes, the job measures them again."""
+        records, names = self.root / "records" / wildcards.engine / wildcards.pair, []
         for method in self.job_methods(wildcards):
-            folder = self.damage.records_folder(wildcards.engine, wildcards.pair, method, self.replicate(wildcards))
-            damaged = quarantined_names(folder, self.damage.of_records(folder))
-            names = [*failed_names(folder), *disturbed_names(folder), *damaged]
-            found += [f"{method}/{name}" for name in names]
-        return found
+            folder = replicate_folder(records / method, self.replicate(wildcards))
+            names += [f"{method}/{name}" for name in (*failed_names(folder), *disturbed_names(folder))]
+        return names
 
     def loads(self, wildcards: Wildcards) -> list[str]:
         """The points of a traffic job, and what decides which requests they send."""
@@ -319,20 +281,12 @@ class Rules:
         return [*self._task_files(wildcards.pair, tasks), *self.model_files(wildcards.pair, needs)]
 
     def failed_points(self, wildcards: Wildcards) -> list[str]:
-        """Names of points that failed, and points whose files are not as they were written."""
-        folder = self.root / TRAFFIC / wildcards.engine / wildcards.pair / wildcards.method
-        names, index = failed_names(folder), folder / "index.json"
-        if not index.is_file():
-            return names
-        try:
-            failed = read_index(index, "points")["failed"]
-        except RecordError:
-            return [*names, index.name]
-        return [*names, *(point for point in damaged_points(folder) if point not in failed)]
+        """Names of points that failed. When this changes, the job measures them again."""
+        return failed_names(self.root / TRAFFIC / wildcards.engine / wildcards.pair / wildcards.method)
 
     def traffic_code(self, wildcards: Wildcards) -> str:
         """Digest of the code of a traffic job."""
-        return code_digest(TRAFFIC_SWEEP, *method_modules(wildcards.engine, wildcards.method))
+        return f"code of {wildcards.method}: {job_digest(wildcards.engine, wildcards.method)}"
 
     def replicate(self, wildcards: Wildcards) -> int:
         """The number of a measuring job's replicate, from 0."""
@@ -353,8 +307,7 @@ class Rules:
         key = wildcards.engine, wildcards.method
         cells = (cell for cell in self.study.grid.cells if (cell.engine, cell.method) == key)
         settings = {(cell.k, cell.temperature, cell.variant, digest(cell.options)) for cell in cells}
-        made = digest([sorted(settings), self.study.engine_options.get(wildcards.engine, {})])
-        return made + self.damage.remade(f"audit/exact-{wildcards.engine}-{wildcards.method}.csv")
+        return digest([sorted(settings), self.study.engine_options.get(wildcards.engine, {})])
 
     def audited(self) -> list[tuple[str, str]]:
         """(engine, method) of each exact test. It samples from a pair made for it, which a running server lacks."""

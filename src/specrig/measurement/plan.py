@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from specrig.study.study import Study
 
 
+MEASURING = ("cell", "decoding", "engines", "heads", "measurement", "models", "runtime", "tasks")
+"""The packages that measuring uses, besides the method, the engine and heads of its own."""
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """Some cells of a study on some of their prompts, whose records lie in a folder of their own.
@@ -146,15 +150,11 @@ def resolve(
 
 
 def job_digest(engine: str, method: str) -> str:
-    """Digest of the code that measures with `engine` and `method`, the drafters that the method imports included."""
-    return code_digest("specrig.measurement.runner", *method_modules(engine, method))
-
-
-def method_modules(engine: str, method: str) -> tuple[str, ...]:
-    """The modules of an engine, of a method, and of the service that runs the method's draft model."""
+    """Digest of the code that measures with `engine` and `method`, also under load."""
     drafter = methods()[method]
-    service = ("specrig.services.worker_app",) if drafter.uses_service else ()
-    return engines()[engine].__module__, drafter.__module__, *service
+    modules = (engines()[engine].__module__, drafter.__module__)
+    service = ("services",) if drafter.uses_service else ()
+    return code_digest(*MEASURING, *service, *(module.removeprefix("specrig.") for module in modules))
 
 
 def model_digests(pair: PairFiles) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from specrig.cell import Cell
-from specrig.errors import first_line
+from specrig.errors import first_line, made_again
 from specrig.files import write_atomically
 
 SCHEMA_VERSION: Literal[4] = 4
@@ -217,15 +217,13 @@ def read_records(path: Path) -> Iterator[Record]:
                 if version not in SCHEMA_VERSIONS:
                     raise RecordError(
                         f"{path}:{number}: record schema {version}, this SpecRig reads {SCHEMA_VERSIONS}; "
-                        "delete the file to measure its cell again"
+                        f"{made_again(path)}"
                     )
                 yield Record.model_validate_json(line)
             except RecordError:
                 raise
             except (ValueError, AttributeError, RecursionError) as error:
-                raise RecordError(
-                    f"{path}:{number}: not a record ({first_line(error)}); delete the file to measure its cell again"
-                ) from error
+                raise RecordError(f"{path}:{number}: not a record ({first_line(error)}); {made_again(path)}") from error
 
 
 def groups(records: Iterable[Record]) -> list[list[Record]]:
@@ -283,4 +281,4 @@ def read_index(path: Path, rows: Literal["cells", "points"] = "cells") -> dict[s
         reason = f"one of its {rows} has no file of records"
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         reason = "it is not an index of records"
-    raise RecordError(f"{path}: damaged ({reason}); delete the file: the next run of the study makes it again")
+    raise RecordError(f"{path}: damaged ({reason}); {made_again(path)}")

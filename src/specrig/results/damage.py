@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from specrig.errors import first_line
+from specrig.errors import first_line, made_again
 from specrig.measurement.records import RecordError
 
 
@@ -18,5 +18,4 @@ def reading(path: Path) -> Iterator[None]:
     except RecordError:
         raise
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        again = "delete the file: the next run of the study makes it again"
-        raise RecordError(f"{path}: damaged ({first_line(error)}); {again}") from error
+        raise RecordError(f"{path}: damaged ({first_line(error)}); {made_again(path)}") from error

@@ -26,8 +26,6 @@ TEXT = "text.safetensors"
 class Stage:
     """One model to train."""
 
-    modules: tuple[str, ...]
-    """Whose code makes it, what they import included."""
     needs: tuple[str, ...]
     """Models that must be there."""
     keys: tuple[str, ...]
@@ -37,14 +35,14 @@ class Stage:
 def _head(name: str, kind: type[HeadRecipe]) -> Stage:
     needs = ("draft", "target") if heads.of_draft(name) else ("target",)
     keys = (kind.name,) if kind.model_fields else ()
-    return Stage(("specrig.training.fit", heads.module_name(name, "training")), needs, keys)
+    return Stage(needs, keys)
 
 
 STAGES = {
-    "target": Stage(("specrig.training.language_model",), (), ("vocabulary", "target", "target_training")),
-    "draft": Stage(("specrig.training.distil",), ("target",), ("draft", "draft_training", "distillation")),
+    "target": Stage((), ("vocabulary", "target", "target_training")),
+    "draft": Stage(("target",), ("draft", "draft_training", "distillation")),
 } | {name: _head(name, kind) for name, kind in heads.trained().items()}
-JOINT = Stage(("specrig.training.fit", heads.module_name("medusa", "joint")), ("target", "medusa"), ("medusa",))
+JOINT = Stage(("target", "medusa"), ("medusa",))
 """Medusa-2: from another pair's target and its heads, a target and heads that fit each other better."""
 
 

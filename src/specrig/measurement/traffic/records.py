@@ -12,7 +12,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from specrig.errors import first_line
+from specrig.errors import first_line, made_again
 from specrig.files import file_sha256, write_atomically
 from specrig.measurement.records import Counts, Load, RecordError, read_index
 from specrig.study.traffic import Point
@@ -99,8 +99,7 @@ def read_turns(path: Path) -> Iterator[Turn]:
         try:
             yield Turn.model_validate_json(line)
         except ValidationError as error:
-            why = first_line(error)
-            raise RecordError(f"{path}:{number}: not a turn ({why}); delete the file to measure it again") from error
+            raise RecordError(f"{path}:{number}: not a turn ({first_line(error)}); {made_again(path)}") from error
 
 
 def damaged_points(folder: Path) -> list[str]:
