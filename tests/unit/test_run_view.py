@@ -52,7 +52,7 @@ def test_a_run_shows_a_line_a_job_the_bar_and_why_a_job_runs_again(
     Path("Snakefile").write_text(SNAKEFILE)
     output = shown("command=true")
     assert re.search(r"^  0:0\d  Measuring it$", output, flags=re.M) and "\na warning\n" in output
-    assert re.search(r"^━+\S* +75%  about 0:2\d left$", output, flags=re.M) and "Reason" not in output
+    assert re.search(r"^━+\S* +75%  about 0:1\d left$", output, flags=re.M) and "Reason" not in output
     again = shown("command=true", "settings=settings 2")
     reason = re.search(r"Measuring it\. Reason: Params have changed since last execution.*", again, flags=re.S)
     assert reason and "settings 1" in reason[0] and "settings 2" in reason[0]
