@@ -16,7 +16,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from specrig.cell import Cell
-from specrig.errors import first_line, made_again
+from specrig.errors import first_line
 from specrig.files import write_atomically
 
 SCHEMA_VERSION: Literal[4] = 4
@@ -33,6 +33,21 @@ REPLICATE = "replicate-"
 
 class RecordError(ValueError):
     """A record file that cannot be used. The message names the file, the line and the fix."""
+
+
+FORCED = {"records": "measure", "traffic": "traffic"}
+"""Folder of a study's results -> the rule that makes its files. They are no outputs for Snakemake, which misses none."""
+
+
+def made_again(path: Path) -> str:
+    """The fix for a damaged file in a study's results: the commands that make it again. CONFIG is the study's config.
+
+    Measuring keeps what is whole. The records beside an `environment.json` go with it: without it nobody knows where
+    they were measured.
+    """
+    rule = next((FORCED[part] for part in path.parts if part in FORCED), None)
+    removed = f"rm -r {path.parent}" if rule and path.name == "environment.json" else f"rm {path}"
+    return f"make it again: {removed}; specrig run CONFIG" + (f" --forcerun {rule}" if rule else "")
 
 
 class Rounds(BaseModel):

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from specrig.errors import first_line, made_again
-from specrig.measurement.records import RecordError
+from specrig.errors import first_line
+from specrig.measurement.records import RecordError, made_again
 
 
 @contextmanager

@@ -12,9 +12,9 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from specrig.errors import first_line, made_again
+from specrig.errors import first_line
 from specrig.files import file_sha256, write_atomically
-from specrig.measurement.records import Counts, Load, RecordError, read_index
+from specrig.measurement.records import Counts, Load, RecordError, made_again, read_index
 from specrig.study.traffic import Point
 
 FOLDER = "traffic"
