@@ -12,13 +12,13 @@ import typer
 from rich.console import Console
 
 from specrig.cli.arguments import DEFAULT, Json, known_methods, print_json
-from specrig.cli.decode_view import STYLES, GenerationView, LiveGeneration
 from specrig.runtime.gpus import resolve_device
-from specrig.study.single import CellRequest, SingleCell, of_models, of_study
 from specrig.terminal import console
 
 if TYPE_CHECKING:
+    from specrig.cli.decode_view import LiveGeneration
     from specrig.engines.native import Native
+    from specrig.study.single import SingleCell
 
 WARMUP_TOKENS = 16
 
@@ -70,6 +70,8 @@ def decode(
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """Decode one prompt with a method. Tokens that were drafted and accepted are green, the target's own are underlined."""
+    from specrig.study.single import CellRequest, of_models, of_study
+
     requested = CellRequest(method, k, _options(option or []), temperature)
     if target is None:
         _only_with_target(draft, head)
@@ -180,6 +182,7 @@ def _decoded(
     engine: Native, single: SingleCell, text: str, tokens: int, seed: int, compare: bool, console: Console
 ) -> list[LiveGeneration]:
     """Run the method, then plain decoding if `compare`, and show them as they grow."""
+    from specrig.cli.decode_view import GenerationView, LiveGeneration
     from specrig.measurement.blocks import baseline_of
     from specrig.reporting.documents.samples import Writing
 
@@ -225,6 +228,8 @@ def _print_summary(single: SingleCell, generations: Sequence[LiveGeneration], co
     """Print what the colours mean (a file has none) and, with --compare, the speedup and whether the outputs are
     identical.
     """
+    from specrig.cli.decode_view import STYLES
+
     if single.files.simulated_acceptance is not None:
         console.print("Acceptance is simulated: this is not the target's text.", style="yellow")
     if console.is_terminal:
