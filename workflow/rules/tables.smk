@@ -28,7 +28,6 @@ rule tables:
         "../../environment.yml"
     params:
         study=STUDY_FILE,
-        price=STUDY.price_per_hour,
         goodput=dag.goodput(),
         code=lambda _: stage_digest("tables") + dag.damage.remade("tables/*"),
     message:

@@ -6,9 +6,11 @@ pass of the baseline.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
+from typing import Any
 
 from specrig.measurement.records import Record
 
@@ -126,3 +128,32 @@ def predicted_speedup(acceptance_length: float, costs: PassCosts) -> float:
 def efficiency(measured: float, predicted: float) -> float:
     """Measured speedup / predicted speedup: 1 if the loop spends as much of its time outside passes as the baseline."""
     return measured / predicted if predicted else NAN
+
+
+FACTORS = ("acceptance", "draft cost", "verification cost", "the loop")
+"""The parts of the quotient of two speedups; the loop: time outside forward passes."""
+
+
+def log_factors(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[float]:
+    """The logarithm of the factor by which each of `FACTORS` makes the cell `after` faster than `before`; NaN where
+    passes were not timed. before, after: rows of the table of cells.
+
+    speedup = τ / (d + v) · efficiency, with the draft cost d of a round and its verification cost v. The change of d + v
+    is divided between d and v in proportion to their differences (logarithmic mean Divisia index, Ang 2004), which
+    leaves no remainder.
+    """
+    lengths, efficiencies, verify = (
+        [row[name] for row in (before, after)] for name in ("acceptance_length", "efficiency", "verify_cost")
+    )
+    rounds = [row["acceptance_length"] / row["predicted_speedup"] for row in (before, after)]  # d + v
+    draft = [cost - verification for cost, verification in zip(rounds, verify, strict=True)]
+    if not all(map(math.isfinite, (*lengths, *rounds, *verify, *efficiencies))):
+        return [NAN] * len(FACTORS)
+    change = math.log(rounds[1] / rounds[0])
+    per_cost = change / (rounds[1] - rounds[0]) if rounds[1] != rounds[0] else 1 / rounds[0]
+    return [
+        math.log(lengths[1] / lengths[0]),
+        -per_cost * (draft[1] - draft[0]),
+        -per_cost * (verify[1] - verify[0]),
+        math.log(efficiencies[1] / efficiencies[0]),
+    ]

@@ -20,7 +20,6 @@ from specrig.models import facts
 from specrig.models.facts.devices import Device, devices, find_device
 from specrig.models.gate import check_decoder, check_vocabulary
 from specrig.models.pair import ModelError
-from specrig.planning.break_even import Needed, measured_needs, predicted_needs
 from specrig.planning.estimate import shape_at_hand, size_text, sizes_of
 from specrig.planning.measured import studies_of, usable_cells
 from specrig.planning.runnable import lacking
@@ -102,9 +101,9 @@ class Advice:
     """All that is known about a pair.
 
     measured: the fastest cells of a study, empty without a study; predictions: what the cost model says if nothing was
-    measured, None with measurements or if the target's size is not known; needed: the acceptance that pays; lacks:
-    method -> what it needs and the pair does not have, empty if the target can run no method at all; others: finished
-    studies of this folder that measured the pair too.
+    measured, None with measurements or if the target's size is not known; lacks: method -> what it needs and the pair
+    does not have, empty if the target can run no method at all; others: finished studies of this folder that measured
+    the pair too.
     """
 
     name: str
@@ -114,7 +113,6 @@ class Advice:
     study: Path | None
     measured: Sequence[Best]
     predictions: Sequence[Prediction] | None
-    needed: Sequence[Needed] = ()
     lacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     others: Sequence[Path] = ()
 
@@ -157,16 +155,15 @@ def advise(
     hopeless = _gate(pair.model_copy(update={"draft": None})) is not None  # the target itself cannot decode
     fits = _gate(pair) is None
     lacks = {} if hopeless else lacking(pair, draft_fits=fits)
-    predictions, needed = None, measured_needs(study, name) if study else []
+    predictions = None
     if target and not cells:
         usable = draft if fits else None
         predictions = [
             replace(row, lacks=lacks.get(row.method, ()))
             for row in predicted(pair, target, usable, device, reported_lengths(reported))
         ]
-        needed = predicted_needs(target, usable, device, pair.target_precision, pair.dtype) if usable else []
     findings = draft_findings(pair, target, draft, device)
-    return Advice(name, pair, device, findings, study, fastest(cells), predictions, needed, lacks, others)
+    return Advice(name, pair, device, findings, study, fastest(cells), predictions, lacks, others)
 
 
 def size_of(model: str) -> Size | None:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from specrig.planning.advice import USUAL_ALPHA, Advice, Best, Prediction
-from specrig.planning.break_even import show_needs
 from specrig.planning.runnable import parts_text, show_runnable
 from specrig.results.labels import method_name
 from specrig.terminal import Column, print_table
@@ -44,9 +43,7 @@ def show_advice(advice: Advice, console: Console) -> None:
             f"Measured in {advice.study}: the fastest of each setting, chosen on the same prompts", markup=False
         )
         _print_measured(advice.measured, console)
-        if advice.needed:
-            show_needs(advice.needed, console)
-        if any(row.disturbed for row in advice.measured) or any(need.disturbed for need in advice.needed):
+        if any(row.disturbed for row in advice.measured):
             console.print(DISTURBED.format(f"{advice.study}/study.json"), markup=False)
         return
     if not advice.lacks:
@@ -61,8 +58,6 @@ def show_advice(advice: Advice, console: Console) -> None:
         title = f"No measured cell of {advice.study} is lossless with a speedup" if advice.study else "Not measured"
         console.print(f"{title}: predicted at batch size 1", markup=False)
         _print_predictions(advice.predictions, device.device if device else None, console)
-        if advice.needed:
-            show_needs(advice.needed, console)
     console.print("\nWhat practice recommends")
     rows = [row for row in PRACTICE if not advice.lacks.get(row[1])]
     print_table(console, [Column("use"), Column("method", breaks=True), Column("k")], rows)
