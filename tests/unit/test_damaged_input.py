@@ -267,15 +267,6 @@ def test_a_damaged_table_of_a_study_is_named_where_it_is_planned_by(
     assert "make the table again: specrig tables --study results/test/study.json" in text
 
 
-def test_a_damaged_table_of_an_earlier_run_is_named_by_the_plan(
-    workplace: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    Path("results/test/tables").mkdir(parents=True)
-    Path("results/test/tables/cells.csv").write_text("pair,prompts_needed\nembedded,many\n")
-    text = printed(capsys, "plan", "configs/test.yaml")
-    assert "results/test/tables/cells.csv:2: prompts_needed: 'many' is not a number" in text
-
-
 def test_a_long_name_of_a_column_is_cut(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("configs/reported.csv").write_text("[" * 100_000)
     text = printed(capsys, "plan", "configs/test.yaml")

@@ -12,8 +12,7 @@ import torch
 from synthetic import cell_records, write_study
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from specrig.analysis.floor import floor_share
-from specrig.analysis.roofline import pass_bytes, size_of_shape
+from specrig.analysis.cost_model import floor_share, pass_bytes, size_of_shape
 from specrig.cell import Cell
 from specrig.models import facts
 from specrig.provenance import bandwidth

@@ -17,13 +17,14 @@ if TYPE_CHECKING:
 
 def plan(config: ConfigFile = DEFAULT, as_json: Json = False) -> None:
     """Check a study and list its cells, also those that no engine can run, with the reasons."""
-    from specrig.planning.plan import described, plan_of, show_plan
+    from specrig.planning.plan import plan_of, show_plan
 
-    found = plan_of(load(config))
+    study = load(config)
+    plan = plan_of(study)
     if as_json:
-        print_json(described(found))
+        print_json(plan)
     else:
-        show_plan(found, console())
+        show_plan(study, plan, console())
 
 
 def where(config: ConfigFile = DEFAULT, as_json: Json = False) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from specrig.analysis.roofline import BYTES
+from specrig.analysis.cost_model import BYTES, pass_bytes, size_of_shape
 from specrig.engines import registry as engines
 from specrig.measurement.blocks import WARMUP_TOKENS, with_baselines
 from specrig.measurement.traffic.records import FOLDER
@@ -100,16 +100,23 @@ def pair_sizes(study: Study) -> list[PairSize]:
     return [_pair_size(study, pair, batch, tokens) for pair in dict.fromkeys(cell.pair for cell in study.grid.cells)]
 
 
-def sizes_of(config: Path, pair: str, rows: Mapping[str, Pair]) -> PairSize:
-    """The sizes of a pair, those of models that a study trains by the recipe of its config (or study.json).
+def sizes_of(pair: str, rows: Mapping[str, Pair], config: Path | None, tokens: int = PROMPT_TOKENS) -> PairSize:
+    """The sizes of a pair at batch size 1, those of models that a study trains by the recipe of its `config` (or
+    study.json).
 
-    rows: the table of pairs. Raises StudyError for a config that is missing or wrong.
+    rows: the table of pairs. Raises StudyError for a config that is missing or wrong, ModelError for a GGUF file that
+    cannot be read.
     """
+    row = rows[pair]
+    if config is None or not any(row.trained_in(part) for part in ("target", "draft")):
+        return PairSize(
+            pair, row.dtype, row.target_precision, shape_at_hand(row.target), shape_at_hand(row.draft), 1, tokens
+        )
     problems = Problems(Positions([config]))
     study, _ = validated(read_config(config), problems)
     problems.stop()
     used = {name: rows[name] for name in (pair, *rows[pair].depends_on) if name in rows}
-    return _pair_size(Study.model_validate(study.model_dump() | {"rows": {"pairs": used}}), pair, 1, PROMPT_TOKENS)
+    return _pair_size(Study.model_validate(study.model_dump() | {"rows": {"pairs": used}}), pair, 1, tokens)
 
 
 def gated(study: Study) -> dict[str, list[str]]:
@@ -194,8 +201,8 @@ def _pass_s(size: PairSize, study: Study, bandwidth: float | None) -> float:
     """Seconds of one pass of the target over one token."""
     assert size.target is not None
     device = "cuda" if study.uses_gpu() else "cpu"
-    read_s = size.target.active_parameters * BYTES[size.target_precision] / ((bandwidth or BANDWIDTH[device]) * REACHED)
-    return max(read_s, size.target.layers * LAYER_S[device])
+    read = pass_bytes(size_of_shape(size.target), size.target_precision)
+    return max(read / ((bandwidth or BANDWIDTH[device]) * REACHED), size.target.layers * LAYER_S[device])
 
 
 def arithmetic(study: Study) -> tuple[float, str]:

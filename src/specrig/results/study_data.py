@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from specrig.analysis import floor
 from specrig.analysis.cells import cells_table
+from specrig.analysis.cost_model import floor_share
 from specrig.analysis.disturbance import Reason, column, disturbances
 from specrig.audit.multiple_testing import with_verdicts
 from specrig.measurement.attempts import other_attempts
@@ -108,10 +108,9 @@ class StudyData:
         """`table` with the column `disturbed` and the memory floor. table: the `cells_table` of `cells`, in its order."""
         table = table.assign(disturbed=column(cells, self.disturbances))
         shares = [
-            floor.floor_share(records, self.environments.get(records[0].cell.method_key, {}))
-            for records in cells.values()
+            floor_share(records, self.environments.get(records[0].cell.method_key, {})) for records in cells.values()
         ]
-        return table.assign(**{floor.COLUMN: shares}) if np.isfinite(shares).any() else table
+        return table.assign(floor_share=shares) if np.isfinite(shares).any() else table
 
     @cached_property
     def under_load(self) -> tuple[dict[Path, list[Turn]], dict[str, str]]:
