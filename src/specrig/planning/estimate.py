@@ -19,6 +19,7 @@ from specrig.models import facts
 from specrig.models.facts import Shape
 from specrig.models.gguf import config as gguf_config
 from specrig.models.gguf import is_gguf
+from specrig.models.pair import ModelError
 from specrig.study.load import read_config, validated
 from specrig.study.overlap import prompts_in_both
 from specrig.study.problems import Positions, Problems
@@ -104,14 +105,13 @@ def sizes_of(pair: str, rows: Mapping[str, Pair], config: Path | None, tokens: i
     """The sizes of a pair at batch size 1, those of models that a study trains by the recipe of its `config` (or
     study.json).
 
-    rows: the table of pairs. Raises StudyError for a config that is missing or wrong, ModelError for a GGUF file that
-    cannot be read.
+    rows: the table of pairs. Raises StudyError for a config that is missing or wrong, ModelError for a GGUF file of a
+    trained pair that cannot be read.
     """
     row = rows[pair]
     if config is None or not any(row.trained_in(part) for part in ("target", "draft")):
-        return PairSize(
-            pair, row.dtype, row.target_precision, shape_at_hand(row.target), shape_at_hand(row.draft), 1, tokens
-        )
+        target, draft = (_shape_if_read(model) for model in (row.target, row.draft))
+        return PairSize(pair, row.dtype, row.target_precision, target, draft, 1, tokens)
     problems = Problems(Positions([config]))
     study, _ = validated(read_config(config), problems)
     problems.stop()
@@ -341,6 +341,14 @@ def shape_at_hand(model: str | None) -> Shape | None:
     if is_gguf(model):
         return facts.shape_of(gguf_config(str(model)))
     return facts.shape_of(facts.config_at_hand(model)) if model else None
+
+
+def _shape_if_read(model: str | None) -> Shape | None:
+    """The same; None also for a GGUF file that cannot be read, such as one that is not at hand."""
+    try:
+        return shape_at_hand(model)
+    except ModelError:
+        return None
 
 
 def embedded_shape(shape: TrainedShape, vocabulary: int) -> Shape:
