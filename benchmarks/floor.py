@@ -23,8 +23,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, logging
 
-from specrig.analysis.cost_model import expected_tokens
-from specrig.analysis.roofline import pass_bytes, size_of_shape
+from specrig.analysis.cost_model import expected_tokens, pass_bytes, size_of_shape
 from specrig.cell import Cell
 from specrig.decoding.drafters import registry
 from specrig.decoding.types import Generation

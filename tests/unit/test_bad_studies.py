@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from runs import REPOSITORY
 from specrig import cli
-from specrig.planning.plan import described, plan_of
+from specrig.planning.plan import plan_of
 from specrig.study.config import Config
 from specrig.study.load import load_study
 from specrig.study.problems import StudyError
@@ -107,7 +107,7 @@ def check_loading(said_of: str) -> None:
         assert all(problem.reason and (problem.where or problem.key) for problem in error.problems)
         assert len(str(error)) < 20_000
     else:
-        described(plan_of(study))
+        plan_of(study)
 
 
 @ONCE_EACH

@@ -24,18 +24,6 @@ def test_plan_lists_the_cells(workplace: Path, capsys: pytest.CaptureFixture[str
     assert output.split()[-4:] == ["Results:", "results/test", "Report:", "reports/test/report.html"]
 
 
-def test_plan_says_how_many_prompts_tell_5_percent_apart(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    cells = Path("results/test/tables/cells.csv")
-    cells.parent.mkdir(parents=True)
-    cells.write_text(
-        "method,batch_size,prompts_needed\nautoregressive,1,\nngram,1,12.0\ndraft_model,2,35.0\nngram,1,31.0\n"
-        "naive_batching,8,99.0\n"
-    )
-    assert cli.main(["plan", "configs/test.yaml"]) == 0
-    output = " ".join(capsys.readouterr().out.split())
-    assert "asks for 31 prompts in the median cell, 70 in the worst" in output
-
-
 def test_methods_lists_the_registry(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     assert cli.main(["methods"]) == 0

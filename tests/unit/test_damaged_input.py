@@ -242,8 +242,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = write_study(tmp_path_factory.mktemp("measured") / "study", ks=(2,), tasks=("code",))
     results = StudyResults(read_study(folder))
     (folder / "tables").mkdir()
-    for name, table in (("cells", results.cells), ("break_even", results.break_even.frame)):
-        table.to_csv(folder / "tables" / f"{name}.csv", index=False)
+    results.cells.to_csv(folder / "tables" / "cells.csv", index=False)
     return folder
 
 
@@ -257,25 +256,15 @@ TABLES: dict[str, tuple[Damage, str]] = {
 
 
 @pytest.mark.parametrize("kind", TABLES)
-@pytest.mark.parametrize("name", ["cells", "break_even"])
 def test_a_damaged_table_of_a_study_is_named_where_it_is_planned_by(
-    name: str, kind: str, measured: Path, workplace: Path, capsys: pytest.CaptureFixture[str]
+    kind: str, measured: Path, workplace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     damage, expected = TABLES[kind]
-    table = Path(shutil.copytree(measured, "results/test")) / f"tables/{name}.csv"
+    table = Path(shutil.copytree(measured, "results/test")) / "tables/cells.csv"
     table.write_bytes(damage(table.read_bytes()))
     text = printed(capsys, "advise", "embedded", "--study", "results/test")
-    assert f"tables/{name}.csv" in text and expected in text
+    assert "tables/cells.csv" in text and expected in text
     assert "make the table again: specrig stage tables --study results/test/study.json" in text
-
-
-def test_a_damaged_table_of_an_earlier_run_is_named_by_the_plan(
-    workplace: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    Path("results/test/tables").mkdir(parents=True)
-    Path("results/test/tables/cells.csv").write_text("pair,prompts_needed\nembedded,many\n")
-    text = printed(capsys, "plan", "configs/test.yaml")
-    assert "results/test/tables/cells.csv:2: prompts_needed: 'many' is not a number" in text
 
 
 def test_a_long_name_of_a_column_is_cut(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,7 +22,6 @@ from synthetic import cell_records, write_study
 
 from runs import own_study
 from specrig import cli
-from specrig.analysis.break_even import break_even
 from specrig.analysis.cells import cells_table
 from specrig.analysis.claims import judge
 from specrig.analysis.commands import Catalogue
@@ -37,7 +36,6 @@ from specrig.measurement.runner import measure
 from specrig.measurement.signs import OTHERS
 from specrig.provenance.load import between, moment, probe
 from specrig.reporting.tables.files import write_tables
-from specrig.results.break_even_table import break_even_grid
 from specrig.results.conclusions import findings
 from specrig.results.disturbed_cells import busy_throughout
 from specrig.results.grid import markdown
@@ -434,27 +432,20 @@ def test_a_mark_follows_every_number_that_a_disturbed_cell_is_part_of(tmp_path: 
 
 
 def test_marks_follow_the_costs_of_rounds_too(tmp_path: Path) -> None:
-    from specrig.reporting.figures import break_even_figure, ranking
+    from specrig.reporting.figures import ranking
     from specrig.reporting.figures.panels import SCREEN
 
     folder = write_quiet(tmp_path / "made_up", lambda record: loaded([record], steal_s=2.0)[0])
     results = StudyResults(read_study(folder))
     quiet = results.cells.assign(disturbed="")
-    for table in (results.break_even.formatted, results.efficiency):
-        method = table.header.index("method")
-        assert all(row[method].text.endswith(" ‡") for row in table.rows) and table.notes
-        assert not any(entry.bold for row in table.rows for entry in row), "by disturbed costs nothing is called enough"
-    for table in (break_even_grid(break_even(quiet), "x"), efficiency_grid(quiet, "x")):
-        assert "‡" not in markdown(table)
-    for draw, cells in (
-        (lambda cells: ranking.rounds(cells, SCREEN), results.best),
-        (lambda cells: break_even_figure.break_even_figure(cells, results.study.tasks, SCREEN), results.cells),
-    ):
-        drawn = [
-            [text.get_text() for text in draw(each).findobj(Text) if "‡" in text.get_text()]
-            for each in (cells, cells.assign(disturbed=""))
-        ]
-        assert len(drawn[0]) > 1 and not drawn[1], "a mark, and what it means"
+    method = results.efficiency.header.index("method")
+    assert all(row[method].text.endswith(" ‡") for row in results.efficiency.rows) and results.efficiency.notes
+    assert "‡" not in markdown(efficiency_grid(quiet, "x"))
+    marked, unmarked = (
+        [text.get_text() for text in ranking.rounds(cells, SCREEN).findobj(Text) if "‡" in text.get_text()]
+        for cells in (results.best, results.best.assign(disturbed=""))
+    )
+    assert len(marked) > 1 and not unmarked, "a mark, and what it means"
 
 
 def test_report_and_tables_say_so(tmp_path: Path, report_text: Callable[[Path], str]) -> None:
@@ -470,10 +461,6 @@ def test_report_and_tables_say_so(tmp_path: Path, report_text: Callable[[Path], 
     output = (folder / "tables" / "cells.md").read_text()
     assert output.count("‡") == 2 and "‡ disturbed:" in output, "one row, and what the sign means"
     assert r"$^\ddagger$" in (folder / "tables" / "cells.tex").read_text()
-    optimal = pd.read_csv(folder / "tables" / "optimal_k.csv")
-    assert set(optimal[["method", "task"]].itertuples(index=False, name=None)) == {
-        ("draft_model", "translation"), ("ngram", "code"), ("ngram", "translation")
-    }  # fmt: skip
 
 
 def test_a_machine_that_was_busy_throughout_is_named_once(tmp_path: Path, report_text: Callable[[Path], str]) -> None:

@@ -160,7 +160,7 @@ def test_the_pair_of_the_readme_can_be_typed_and_planned(workplace: Path) -> Non
     study = load_study(Path(config))
     assert study.tables.pairs == Path(files[0][0]) and len(files) == 2
     plan = plan_of(study)
-    assert not plan.refusals and {row.key[2] for row in plan.jobs} == {"draft_model", "ngram", "eagle"}
+    assert not plan["refusals"] and {job["method"] for job in plan["jobs"]} == {"draft_model", "ngram", "eagle"}
     assert study.grid.trained == [("mine", "draft"), ("mine", "eagle")]
 
 

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from synthetic import write_study
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from specrig.analysis.optimal_k import COLUMNS
 from specrig.decoding import drafters
 from specrig.measurement.recording import text_ends
 from specrig.measurement.records import Rounds, Run
@@ -37,7 +36,6 @@ from specrig.results.advice import _megabytes, advice_grid, advised
 from specrig.results.conclusions import findings, in_short, repetition_warnings
 from specrig.results.grid import unbroken
 from specrig.results.machine import differing, environment_rows, machine, parameters
-from specrig.results.optimal_k_table import optimal_k_grid, optimal_k_sentence
 from specrig.results.prose import certainty
 from specrig.results.speed_tables import with_signs
 from specrig.results.study_data import MeasuredJob, StudyData, learning_curves, read_study, training_curves
@@ -347,17 +345,12 @@ def test_advice_is_the_fastest_method_that_may_be_advised(tmp_path: Path) -> Non
     results = StudyResults(found)
     [best] = results.advised.to_dict("records")
     cells = results.cells
-    judged = results.optimal.set_index("method")["speedup"]
-    assert (
-        best["method"] == judged.idxmax()
-        and best["value"] == judged.max()
-        and best["low"] < best["value"] < best["high"]
-    )
-    assert best["k"] == results.optimal.set_index("method")["best_k"][best["method"]]
+    judged = cells.groupby("method")["speedup"].max()
+    assert (best["method"], best["speedup"]) == (judged.idxmax(), judged.max())
     for barred in ({"lossless": cells["method"] != best["method"]}, {"failed": cells["method"] == best["method"]}):
-        [other] = advised(found, cells.assign(**barred), results.optimal).to_dict("records")
+        [other] = advised(found, cells.assign(**barred)).to_dict("records")
         assert other["method"] == judged.drop(best["method"]).idxmax()
-    assert advised(found, cells.assign(lossless=False), results.optimal).empty
+    assert advised(found, cells.assign(lossless=False)).empty
 
 
 def test_where_all_was_disturbed_the_best_is_advised_with_its_mark_and_of_the_same_setting(tmp_path: Path) -> None:
@@ -367,7 +360,7 @@ def test_where_all_was_disturbed_the_best_is_advised_with_its_mark_and_of_the_sa
     assert advice_grid(results.advised, results.cells, lambda row: []).notes == []
     busy = (results.cells["task"] == "code") & (results.cells["temperature"] == 0)
     cells = results.cells.assign(disturbed=busy.map({True: "the machine did other things", False: ""}))
-    best = advised(found, cells, results.optimal)
+    best = advised(found, cells)
     assert "code" in set(best["task"]) and set(best["temperature"]) == {0.0}
     grid = advice_grid(best, cells, lambda row: [])
     assert grid.notes == [labels.DISTURBED_NOTE]
@@ -376,17 +369,13 @@ def test_where_all_was_disturbed_the_best_is_advised_with_its_mark_and_of_the_sa
         assert (labels.DISTURBED_SIGN in method.text) == (task == "code") and not (task == "code" and method.bold)
 
 
-def test_where_no_k_could_be_chosen_a_method_stands_once_beside_the_best(tmp_path: Path) -> None:
+def test_a_method_of_several_k_stands_once_beside_the_best(tmp_path: Path) -> None:
     found = read_study(write_study(tmp_path / "s", methods=("ngram", "draft_model"), ks=(2, 4), tasks=("code",)))
     results = StudyResults(found)
     cells = results.cells.assign(disturbed="the machine did other things", speedup_low=0.1, speedup_high=9.0)
-    [best] = advised(found, cells, results.optimal.iloc[:0]).to_dict("records")
+    [best] = advised(found, cells).to_dict("records")
     other = {"ngram", "draft_model"} - {best["method"]}
     assert best["rivals"] == [f"{name} {labels.DISTURBED_SIGN}" for name in other]
-
-
-def test_of_a_disturbed_sweep_no_sentence_says_that_it_was_not_measured() -> None:
-    assert "without being disturbed" in optimal_k_sentence(pd.DataFrame(columns=COLUMNS))
 
 
 def test_one_method_gets_no_figure_that_compares(tmp_path: Path) -> None:
@@ -405,14 +394,6 @@ def test_text_about_a_figure_without_data_is_hidden(study: Path, monkeypatch: py
         [section.section.name for section in contents(results, "html", drawn).sections] for drawn in (["batching"], [])
     )
     assert shown == ["drawn", "told"] and hidden == ["told"]
-
-
-def test_a_default_k_that_never_ran_has_no_columns() -> None:
-    row = dict.fromkeys(COLUMNS, 1.0) | {"method": "ngram", "variant": "", "task": "code", "ks": "1, 2", "best_k": 2}
-    without = pd.DataFrame([row | dict.fromkeys(("default_speedup", "loss", "loss_low", "loss_high"), float("nan"))])
-    shown, hidden = (optimal_k_grid(frame, "s") for frame in (pd.DataFrame([row]), without))
-    assert [name for name in shown.header if name not in hidden.header] == ["speedup at k = 4", "loss at k = 4 (%)"]
-    assert "Loss:" in shown.caption and "Loss:" not in hidden.caption
 
 
 def test_conclusion_does_not_claim_what_the_interval_denies(study: Path) -> None:

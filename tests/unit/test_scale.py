@@ -16,7 +16,7 @@ from specrig.study.load import load_study
 def calls(config: Path) -> int:
     """How many functions are called to read, check and plan a study."""
     profile = cProfile.Profile()
-    assert profile.runcall(lambda: plan_of(load_study(config))).jobs
+    assert profile.runcall(lambda: plan_of(load_study(config)))["jobs"]
     return pstats.Stats(profile).total_calls
 
 

@@ -21,7 +21,7 @@ from specrig.reporting.tables.latex import PACKAGES, STRIKING, latex
 from specrig.results import grid
 from specrig.results.grid import Grid, GridEntry
 from specrig.results.labels import method_name
-from specrig.results.optimal_k_table import optimal_k_sentence, power_sentence
+from specrig.results.prose import power_sentence
 from specrig.results.study_data import read_study
 from specrig.results.study_results import StudyResults
 from specrig.results.summary import audit_failures, best_rows, speedup_summary
@@ -291,20 +291,6 @@ def test_summary_uses_prompts_not_cells(study: Path) -> None:
 )
 def test_variants_are_named_for_people(method: str, variant: str, formatted: str) -> None:
     assert method_name(method, variant=variant) == formatted
-
-
-def test_a_default_that_loses_nothing_is_not_said_to_lose() -> None:
-    columns = ["method", "task", "best_k", "predicted_k", "loss", "loss_low"]
-    equal = pd.DataFrame([["ngram", "code", 4, 4, -0.02, -0.1], ["ngram", "story", 5, 4, 0.01, -0.1]], columns=columns)
-    assert optimal_k_sentence(equal).endswith(
-        "the default k = 4 gains 0.5 % on average. It certainly loses in 0 of 2 settings."
-    )
-    worse = pd.DataFrame([["eagle", "code", 8, 4, 0.2, 0.1], ["eagle", "story", 6, 6, 0.1, 0.05]], columns=columns)
-    sentence = optimal_k_sentence(worse)
-    assert (
-        "loses 15.0 % on average. It certainly loses in 2 of 2 settings, most on code with eagle (20.0 %; k = 8 is "
-        "best)." in sentence
-    )
 
 
 def test_what_has_left_the_study_is_in_no_audit_and_no_load(tmp_path: Path) -> None:

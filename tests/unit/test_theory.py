@@ -7,14 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specrig.analysis import roofline
+from specrig.analysis import cost_model
 from specrig.analysis.cost_model import (
     best_k,
     expected_tokens,
+    papers,
     required_alpha,
+    round_cost,
     walltime_improvement,
 )
-from specrig.analysis.rounds import papers, round_cost
 from specrig.analysis.statistics import prompts_needed
 from specrig.models.facts.devices import devices, find_device
 
@@ -74,37 +75,37 @@ def test_best_k_is_best(alpha: float, c: float) -> None:
 
 
 def test_passes_read_the_weights_until_arithmetic_takes_longer() -> None:
-    size, device = roofline.size_of(LLAMA), find_device("NVIDIA GeForce RTX 4090")
+    size, device = cost_model.size_of(LLAMA), find_device("NVIDIA GeForce RTX 4090")
     assert size is not None and device is not None
     read = (8_030_261_248 - 128_256 * 4096) * 2  # the input table is looked up, not read
-    assert roofline.pass_seconds(size, device) == pytest.approx(read / 1008e9)
-    assert roofline.verify_cost(size, device, tokens=6) == 1
-    assert roofline.verify_cost(size, device, tokens=2000) == pytest.approx(
+    assert cost_model.pass_seconds(size, device) == pytest.approx(read / 1008e9)
+    assert cost_model.verify_cost(size, device, tokens=6) == 1
+    assert cost_model.verify_cost(size, device, tokens=2000) == pytest.approx(
         2000 * 2 * (read / 2) / 165.2e12 / (read / 1008e9)
     )
-    assert roofline.pass_seconds(size, device, context=10_000) > roofline.pass_seconds(size, device)
-    assert roofline.pass_seconds(size, device, "awq") < 0.4 * roofline.pass_seconds(size, device)
+    assert cost_model.pass_seconds(size, device, context=10_000) > cost_model.pass_seconds(size, device)
+    assert cost_model.pass_seconds(size, device, "awq") < 0.4 * cost_model.pass_seconds(size, device)
 
 
 def test_a_cache_is_as_wide_as_the_activations() -> None:
-    size = roofline.size_of(LLAMA)
+    size = cost_model.size_of(LLAMA)
     assert size is not None
     caches = {
-        precision: roofline.memory_gb(size, precision, 4096) - roofline.memory_gb(size, precision, 0)
+        precision: cost_model.pass_bytes(size, precision, context=4096) - cost_model.pass_bytes(size, precision)
         for precision in ("float32", "bfloat16", "awq")
     }
-    assert caches["bfloat16"] == pytest.approx(32 * 2 * 8 * 128 * 2 * 4096 / 1e9)
+    assert caches["bfloat16"] == pytest.approx(32 * 2 * 8 * 128 * 2 * 4096)
     assert caches["float32"] == pytest.approx(2 * caches["bfloat16"]) and caches["awq"] == pytest.approx(
         caches["bfloat16"]
     )
 
 
 def test_more_tokens_read_more_experts() -> None:
-    size = roofline.size_of("mistralai/Mixtral-8x7B-Instruct-v0.1")
+    size = cost_model.size_of("mistralai/Mixtral-8x7B-Instruct-v0.1")
     assert size is not None
     assert size.read(1) == pytest.approx(size.active - size.embedding)
     assert size.read(1) < size.read(5) < size.read(1000) <= size.parameters - size.embedding + 1
-    assert roofline.verify_cost(size, None, tokens=5) > 1.5
+    assert cost_model.verify_cost(size, None, tokens=5) > 1.5
 
 
 def test_every_device_has_a_source_and_is_found_by_its_own_name() -> None:
@@ -117,7 +118,7 @@ def test_every_device_has_a_source_and_is_found_by_its_own_name() -> None:
 
 
 def test_round_costs() -> None:
-    target, draft = roofline.size_of(LLAMA), roofline.size_of("meta-llama/Llama-3.2-1B-Instruct")
+    target, draft = cost_model.size_of(LLAMA), cost_model.size_of("meta-llama/Llama-3.2-1B-Instruct")
     low, high = round_cost("draft_model", 5, target, [draft], None, "float16", 1)
     assert low == high == pytest.approx(1 + 5 * 1.2358 / 8.0303, rel=1e-3)
     assert round_cost("ngram", 4, target, [], None, "float16", 1) == (1.0, 1.0)

@@ -389,15 +389,13 @@ def test_acceptance_leaves_out_turns_in_which_requests_failed() -> None:
     assert partly["acceptance_length"] == whole["acceptance_length"] == pytest.approx(100 * 10 / 300)
 
 
-def test_joules_and_money_are_columns_where_they_are_known() -> None:
+def test_joules_are_a_column_where_they_are_known() -> None:
     turns = turns_at(2, {True: 1.0, False: 1.0}, 300)
-    assert not {"energy_per_token_j", "tokens_per_unit"} & {*traffic_table([turns], Limits(), {}).columns}
+    assert "energy_per_token_j" not in traffic_table([turns], Limits(), {})
     metered = [turn.model_copy(update={"energy_j": 220.0}) for turn in turns]
-    row = traffic_table([metered], Limits(), {}, 1.8).iloc[1]
-    assert row["energy_per_token_j"] == 220 / (100 * 11)
-    assert row["tokens_per_unit"] == pytest.approx(row["tokens_per_s"] * 2000)
-    header = traffic_grid(traffic_table([metered], Limits(), {}, 1.8), "load").header
-    assert header[-2:] == ["J/token", "tokens per unit of currency"]
+    table = traffic_table([metered], Limits(), {})
+    assert table["energy_per_token_j"].iloc[1] == 220 / (100 * 11)
+    assert traffic_grid(table, "load").header[-1] == "J/token"
 
 
 def test_a_turn_beside_other_work_marks_its_load() -> None:

@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
-from synthetic import write_study
 
 from specrig import cli
 from specrig.analysis.halving import FINALISTS, SuccessiveHalving, schedule
@@ -17,8 +16,6 @@ from specrig.analysis.statistics import LEAST_UNITS
 from specrig.cell import Cell
 from specrig.measurement.records import Record, study_records
 from specrig.planning import tune
-from specrig.results.study_data import read_study
-from specrig.results.study_results import StudyResults
 
 
 def arms(count: int) -> list[Cell]:
@@ -86,20 +83,6 @@ def test_a_cell_that_fails_leaves_the_race() -> None:
     assert race.rung is not None and {cell.k for cell in race.rung.cells} == {3, 2}
     race.enter({})
     assert race.rung is None and race.choice() is None
-
-
-def test_a_replay_compares_with_the_grid(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = write_study(tmp_path / "grid", ks=(1, 2, 3, 4, 6, 8), tasks=("code",), prompts=12, length=96, replicates=2)
-    (tuned,) = tune.replay(StudyResults(read_study(folder)), orders=20)
-    assert tuned.choice and tuned.known
-    cells = StudyResults(read_study(folder)).cells
-    fastest = cells[cells["lossless"]].sort_values("speedup").iloc[-1]
-    assert (tuned.known.best.method, tuned.known.best.k) == (fastest["method"], fastest["k"])
-    assert tuned.choice.cell.method != "medusa", "lossy cells do not race"
-    assert tuned.grid == (13 + 2) * 24, "13 lossless cells in two blocks, on 12 prompts in 2 replicates"
-    assert 0.08 < tuned.measured / tuned.grid < 0.2 and tuned.known.within > 0.8 and tuned.known.covered > 0.8
-    assert cli.main(["tune", "--from-records", str(folder), "--orders", "3"]) == 0
-    assert f"{tuned.measured} of {tuned.grid}" in capsys.readouterr().out
 
 
 @pytest.fixture

@@ -28,7 +28,6 @@ rule tables:
         "../../environment.yml"
     params:
         study=STUDY_FILE,
-        price=STUDY.price_per_hour,
         goodput=dag.goodput(),
         code=stage_digest("tables"),
     message:

@@ -24,8 +24,8 @@ from specrig.analysis import theory
 from specrig.analysis.aggregates import means, parts
 from specrig.analysis.cells import row_dicts
 from specrig.analysis.commands import DTYPES, Catalogue, command
+from specrig.analysis.cost_model import model_facts
 from specrig.analysis.disturbance import disturbed, undisturbed
-from specrig.analysis.roofline import model_facts
 from specrig.analysis.task_names import matches_task
 from specrig.analysis.theory import Theory
 from specrig.models import facts

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from specrig.analysis.roofline import model_facts
+from specrig.analysis.cost_model import model_facts
 from specrig.analysis.task_names import of_benchmark, plain, preferred
 from specrig.study.claims import TIMED, Claim
 

@@ -10,9 +10,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from specrig.analysis.cost_model import expected_tokens, required_alpha, walltime_improvement
-from specrig.analysis.roofline import BYTES, pass_seconds, size_of
-from specrig.analysis.rounds import Range, papers, round_cost
+from specrig.analysis.cost_model import (
+    BYTES,
+    Range,
+    expected_tokens,
+    papers,
+    pass_seconds,
+    required_alpha,
+    round_cost,
+    size_of,
+    walltime_improvement,
+)
 from specrig.models.facts.devices import find_device
 from specrig.study.claims import TIMED, Claim
 

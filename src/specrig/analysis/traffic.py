@@ -40,13 +40,11 @@ def traffic_table(
     points: Iterable[Sequence[Turn]],
     limits: Limits,
     environments: Mapping[tuple[str, str, str], Mapping[str, Any]],
-    price_per_hour: float | None = None,
 ) -> pd.DataFrame:
     """Two rows a point: `side` is `baseline` or `method`. Times are in seconds; NaN means not known.
 
     environments: (engine, pair, method) -> environment.json of the job. The column `disturbed` is as in `cells.csv`.
-    The last columns are there where they are known: joules a token, and the tokens that one unit of currency buys at
-    the price of an hour.
+    The last column, joules a token, is there where the device counts energy.
     """
     rows: list[dict[str, Any]] = []
     for turns in points:
@@ -72,9 +70,7 @@ def traffic_table(
             rows.append(row)
     table = pd.DataFrame(rows, columns=[*COLUMNS, ENERGY])
     table = table.assign(predicted_speedup=predicted(table))
-    if table[ENERGY].isna().all():
-        table = table.drop(columns=ENERGY)
-    return table if price_per_hour is None else table.assign(**{BOUGHT: 3600 * table["tokens_per_s"] / price_per_hour})
+    return table.drop(columns=ENERGY) if table[ENERGY].isna().all() else table
 
 
 def _disturbed(turns: Sequence[Turn], environment: Mapping[str, Any]) -> str:
@@ -214,8 +210,8 @@ COLUMNS = [
     *("met", "acceptance_length", "acceptance_rate", "drafted_per_pass", "predicted_speedup"),
     *("identical", "client_share", "late_s", "saturated", "client_late", disturbance.COLUMN),
 ]
-ENERGY, BOUGHT = "energy_per_token_j", "tokens_per_unit"
-"""Columns that not every study has, named as those of cells are."""
+ENERGY = "energy_per_token_j"
+"""A column that not every study has, named as that of cells."""
 _UNKNOWN = Estimate(math.nan, math.nan, math.nan)
 
 

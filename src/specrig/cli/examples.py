@@ -41,10 +41,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "specrig stage measure --study configs/embedded.yaml --engine native --pair embedded",
         "specrig stage measure --study configs/embedded.yaml --engine native --pair embedded --method ngram --replicate 1",
     ),
-    "tune": (
-        "specrig tune configs/quick.yaml",
-        "specrig tune --from-records reports/published/amd-epyc-quick",
-    ),
+    "tune": ("specrig tune configs/quick.yaml",),
     "remeasure": ("specrig remeasure", "specrig remeasure configs/standard.yaml --json"),
     "stage traffic": (
         "specrig stage traffic --study configs/load.yaml --engine llamacpp --pair smollm2_135m_shipped_fp32 --method ngram",

@@ -54,28 +54,16 @@ def traffic(
 
 def tune(
     config: ConfigFile = DEFAULT,
-    from_records: Annotated[
-        Path | None,
-        typer.Option(help="Measure nothing: replay on a finished study (results folder, published folder or config)"),
-    ] = None,
     share: Annotated[float, typer.Option(min=0.0, max=1.0, help="Share of the grid's measurements to spend")] = 0.1,
-    orders: Annotated[int, typer.Option(min=0, help="With --from-records: random orders of the prompts")] = 100,
     as_json: Json = False,
 ) -> None:
     """Find the best method and k of each task by successive halving, at about a tenth of the grid's measurements.
 
     Cells that are measured stay: the same command goes on after an interruption.
     """
-    from specrig.planning.tune import replay, show_tuned, tune
+    from specrig.planning.tune import show_tuned, tune
 
-    if from_records is None:
-        found = tune(load(config), share)
-    else:
-        from specrig.results.study_results import StudyResults
-        from specrig.sharing.compare.sources import opened
-
-        with opened(from_records) as study:
-            found = replay(StudyResults(study), share, orders)
+    found = tune(load(config), share)
     if as_json:
         print_json(found)
     else:

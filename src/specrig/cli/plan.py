@@ -13,14 +13,14 @@ from specrig.terminal import console
 
 def plan(config: ConfigFile = DEFAULT, as_json: Json = False) -> None:
     """Check a study, list its cells, also those that no engine can run, with the reasons, and say where results go."""
-    from specrig.planning.plan import described, plan_of, show_plan
+    from specrig.planning.plan import plan_of, show_plan
 
     study = load(config)
     plan = plan_of(study)
     if as_json:
-        print_json({**described(plan), "results": study.root, "report": study.report})
+        print_json({**plan, "results": study.root, "report": study.report})
     else:
-        show_plan(plan, console())
+        show_plan(study, plan, console())
         typer.echo(f"Results: {study.root}\nReport: {study.report}")
 
 

@@ -1,4 +1,4 @@
-"""Advises which method and k to use for a pair: from a study's measurements, or else from a model of the hardware.
+"""Advises which method and k to use for a pair: from a study's measurements, or else from the cost model.
 
 `advice_view` prints it.
 """
@@ -11,20 +11,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 
-from specrig.analysis import roofline
-from specrig.analysis.cost_model import best_k, expected_tokens, walltime_improvement
-from specrig.analysis.roofline import Size
-from specrig.analysis.rounds import papers, round_cost
+from specrig.analysis import cost_model
+from specrig.analysis.cost_model import Size
+from specrig.decoding.drafters import registry as methods
 from specrig.measurement.signs import is_disturbed
 from specrig.models import facts
 from specrig.models.facts.devices import Device, devices, find_device
 from specrig.models.gate import check_decoder, check_vocabulary
 from specrig.models.pair import ModelError
-from specrig.planning.break_even import Needed, measured_needs, predicted_needs
-from specrig.planning.estimate import shape_at_hand, size_text, sizes_of
+from specrig.planning.estimate import PairSize, size_text, sizes_of
 from specrig.planning.measured import studies_of, usable_cells
-from specrig.planning.runnable import lacking
 from specrig.study.claims import read_claims
+from specrig.study.config_checks import BASELINE
 from specrig.study.problems import Positions, Problems, nearest
 from specrig.study.rows import Pair, read_rows
 
@@ -32,12 +30,10 @@ USUAL_ALPHA = 0.7
 ALPHAS = (0.6, USUAL_ALPHA, 0.8)
 """Acceptance probabilities α to predict with: low, usual, good. Sources report 0.53 to 0.82 within one family."""
 KS = range(1, 9)
-DEFAULT_K = 4
 RATIO = (5, 10)
 """(from, to): how many times fewer active parameters than its target a draft should have."""
 CONTEXT = 4096
-USABLE = 0.9
-"""Share of a device's memory that weights and cache may take; the rest is for activations and the runtime."""
+"""Tokens of the cache that a device must hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +77,8 @@ class Prediction:
     """What the cost model predicts for one method at batch size 1.
 
     tokens: tokens kept in a round; cost: cost of a round, where 1 is a pass of the target alone; speedup: tokens /
-    cost, an upper bound. Only draft_model has alpha, k and at_default_k (its speedup at k = 4). reports: number of
-    reported figures whose median `tokens` is; 0 if it was computed from alpha. lacks: what the method needs and the
-    pair does not have.
+    cost, an upper bound. Only draft_model has alpha and k. reports: number of reported figures whose median `tokens`
+    is; 0 if it was computed from alpha. lacks: what the method needs and the pair does not have.
     """
 
     method: str
@@ -92,7 +87,6 @@ class Prediction:
     speedup: float
     alpha: float | None = None
     k: int | None = None
-    at_default_k: float | None = None
     reports: int = 0
     lacks: tuple[str, ...] = ()
 
@@ -102,9 +96,9 @@ class Advice:
     """All that is known about a pair.
 
     measured: the fastest cells of a study, empty without a study; predictions: what the cost model says if nothing was
-    measured, None with measurements or if the target's size is not known; needed: the acceptance that pays; lacks:
-    method -> what it needs and the pair does not have, empty if the target can run no method at all; others: finished
-    studies of this folder that measured the pair too.
+    measured, None with measurements or if the target's size is not known; lacks: method -> what it needs and the pair
+    does not have, empty if the target can run no method at all; others: finished studies of this folder that measured
+    the pair too.
     """
 
     name: str
@@ -114,7 +108,6 @@ class Advice:
     study: Path | None
     measured: Sequence[Best]
     predictions: Sequence[Prediction] | None
-    needed: Sequence[Needed] = ()
     lacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     others: Sequence[Path] = ()
 
@@ -145,57 +138,59 @@ def advise(
     if name not in rows or (device_name and device is None) or (study and not cells):
         problems.stop()
     pair = rows[name]
-    target, draft = size_of(pair.target), size_of(pair.draft) if pair.draft else None
-    if any(pair.trained_in(part) for part in ("target", "draft")):
-        own = study / "study.json" if study else None
-        recipe = own if own is not None and own.is_file() else trained_by
-        if recipe is not None:
-            with suppress(ModelError):  # a GGUF file that is not at hand: its size is not known
-                shapes = sizes_of(recipe, name, rows)
-                target = roofline.size_of_shape(shapes.target) if shapes.target else target
-                draft = roofline.size_of_shape(shapes.draft) if shapes.draft else draft
+    own = study / "study.json" if study else None
+    size = PairSize(name, pair.dtype, pair.target_precision, None, None, 1, CONTEXT)
+    with suppress(ModelError):  # a GGUF file that is not at hand: its size is not known
+        size = sizes_of(name, rows, own if own and own.is_file() else trained_by, CONTEXT)
+    target, draft = (cost_model.size_of_shape(shape) if shape else None for shape in (size.target, size.draft))
     hopeless = _gate(pair.model_copy(update={"draft": None})) is not None  # the target itself cannot decode
     fits = _gate(pair) is None
     lacks = {} if hopeless else lacking(pair, draft_fits=fits)
-    predictions, needed = None, measured_needs(study, name) if study else []
+    predictions = None
     if target and not cells:
-        usable = draft if fits else None
         predictions = [
             replace(row, lacks=lacks.get(row.method, ()))
-            for row in predicted(pair, target, usable, device, reported_lengths(reported))
+            for row in predicted(pair, target, draft if fits else None, device, reported_lengths(reported))
         ]
-        needed = predicted_needs(target, usable, device, pair.target_precision, pair.dtype) if usable else []
-    findings = draft_findings(pair, target, draft, device)
-    return Advice(name, pair, device, findings, study, fastest(cells), predictions, needed, lacks, others)
+    findings = draft_findings(pair, size, device)
+    return Advice(name, pair, device, findings, study, fastest(cells), predictions, lacks, others)
 
 
-def size_of(model: str) -> Size | None:
-    """Return a model's size from the shipped facts, a local folder or a GGUF file; None if none of them has it."""
-    shape = None
-    with suppress(ModelError):  # a GGUF file that is not at hand, or is none
-        shape = shape_at_hand(model)
-    return roofline.size_of(model) or (roofline.size_of_shape(shape) if shape else None)
+def lacking(pair: Pair, *, draft_fits: bool = True) -> dict[str, tuple[str, ...]]:
+    """Method -> what it needs and the pair does not have: `draft` or names of heads; empty where the pair can run it.
+
+    draft_fits: whether the pair's draft can speculate for its target at all.
+    """
+
+    def has(part: str) -> bool:
+        if part == "draft":
+            return pair.draft is not None and draft_fits
+        return part in pair.head_folders or pair.trained_in(part) is not None
+
+    return {
+        name: tuple(part for part in sorted(pair.parts_for(method.needs)) if not has(part))
+        for name, method in methods().items()
+        if name != BASELINE
+    }
 
 
-def draft_findings(pair: Pair, target: Size | None, draft: Size | None, device: Device | None) -> list[Finding]:
+def draft_findings(pair: Pair, size: PairSize, device: Device | None) -> list[Finding]:
     """Check whether target and draft fit each other, the draft is small enough, and the device holds both."""
-    found = []
+    findings = []
     reason = _gate(pair)
     if reason:
-        found.append(Finding(False, reason))
+        findings.append(Finding(False, reason))
     elif pair.draft and pair.trained_in("draft") is None:
         text = "target and draft share one vocabulary, as far as shipped facts and files at hand say"
-        found.append(Finding(True, text))
-    if target and draft:
-        found.append(_ratio(target.active / draft.active))
-    if target and target.parameters < 13e9 and not pair.draft:
+        findings.append(Finding(True, text))
+    if size.target and size.draft:
+        findings.append(_ratio(size.target.active_parameters / size.draft.active_parameters))
+    if size.target and size.target.parameters < 13e9 and not pair.draft:
         text = "for targets under 13B a draft model is hard to find small enough: heads, lookahead or ngram"
-        found.append(Finding(None, text))
-    if target and device:
-        needed = roofline.memory_gb(target, pair.target_precision, CONTEXT)
-        needed += roofline.memory_gb(draft, pair.dtype, CONTEXT) if draft else 0.0
-        found.append(_memory(needed, pair.target_precision, device))
-    return found
+        findings.append(Finding(None, text))
+    if device and size.memory_bytes is not None:
+        findings.append(_memory(size.memory_bytes / 1e9, pair.target_precision, device))
+    return findings
 
 
 def _ratio(ratio: float) -> Finding:
@@ -209,12 +204,14 @@ def _ratio(ratio: float) -> Finding:
 
 
 def _memory(needed: float, dtype: str, device: Device) -> Finding:
-    """Judge whether `needed` GB of weights and cache fit the device, and say what to do if they do not."""
-    usable = USABLE * device.memory_gb
-    text = f"weights and {CONTEXT} tokens of cache take {size_text(needed * 1e9)} of {device.memory_gb:g} GB in {dtype}"
-    if needed <= usable:
+    """Judge whether `needed` GB fit the device, and say what to do if they do not."""
+    text = f"weights, {CONTEXT} tokens of cache and workspace take {size_text(needed * 1e9)} of {device.memory_gb:g} GB"
+    text += f" in {dtype}"
+    if needed <= device.memory_gb:
         return Finding(True, text)
-    return Finding(False, f"{text}: take {-(-needed // usable):.0f} of them, a smaller precision or a smaller pair")
+    return Finding(
+        False, f"{text}: take {-(-needed // device.memory_gb):.0f} of them, a smaller precision or a smaller pair"
+    )
 
 
 def _gate(pair: Pair) -> str | None:
@@ -285,26 +282,17 @@ def predicted(
     precisions = pair.target_precision, pair.dtype
 
     def verify(tokens: int) -> float:
-        return roofline.verify_cost(target, device, pair.target_precision, tokens)
+        return cost_model.verify_cost(target, device, pair.target_precision, tokens)
 
     found = []
     if draft:
-        c = roofline.draft_cost(target, draft, device, *precisions) if device else draft.active / target.active
+        c = cost_model.draft_cost(target, draft, device, *precisions) if device else draft.active / target.active
         for alpha in ALPHAS:
-            k = best_k(alpha, c, KS, verify)
-            found.append(
-                Prediction(
-                    "draft_model",
-                    tokens=expected_tokens(alpha, k),
-                    cost=k * c + verify(k + 1),
-                    speedup=walltime_improvement(alpha, k, c, verify(k + 1)),
-                    alpha=alpha,
-                    k=k,
-                    at_default_k=walltime_improvement(alpha, DEFAULT_K, c, verify(DEFAULT_K + 1)),
-                )
-            )
-    for method in sorted(set(papers()) & set(lengths)):
+            k = cost_model.best_k(alpha, c, KS, verify)
+            tokens, cost = cost_model.expected_tokens(alpha, k), k * c + verify(k + 1)
+            found.append(Prediction("draft_model", tokens, cost, tokens / cost, alpha, k))
+    for method in sorted(set(cost_model.papers()) & set(lengths)):
         middle = median(lengths[method])
-        _, cost = round_cost(method, None, target, [], device, pair.target_precision, 1) or (0.0, 1.0)
+        _, cost = cost_model.round_cost(method, None, target, [], device, pair.target_precision, 1) or (0.0, 1.0)
         found.append(Prediction(method, middle, cost, middle / cost, reports=len(lengths[method])))
     return found

@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.console import Console
 
+from specrig.decoding.drafters import registry as methods
 from specrig.planning.advice import USUAL_ALPHA, Advice, Best, Prediction
-from specrig.planning.break_even import show_needs
-from specrig.planning.runnable import parts_text, show_runnable
 from specrig.results.labels import method_name
+from specrig.study.rows import Pair
 from specrig.terminal import Column, print_table
 
 SIGNS = {True: "✓", False: "✗", None: "·"}
 STYLES = {True: "green", False: "red", None: ""}
-PRACTICE = (
-    ("code completion", "eagle", "5–8"),
-    ("chat", "eagle", "3–5"),
-    ("documents, editing, retrieval", "ngram", "4–6"),
-    ("live translation", "none: short outputs, every millisecond of the first token counts", "–"),
-)
-"""(use, method, k) that practice recommends; shown for pairs that are not measured yet."""
 DISTURBED = "‡ disturbed: the machine did other things while it was measured; `specrig remeasure {}` measures it again."
 
 
 def show_advice(advice: Advice, console: Console) -> None:
-    """Print the pair, its findings and its measurements; without these, predictions, what practice recommends and what
-    the pair can run.
-    """
+    """Print the pair, its findings and its measurements; without these, predictions and what the pair can run."""
     pair, device = advice.pair, advice.device
     suffix = f" on {device.device}" if device else ""
     console.print(f"{advice.name}: {pair.target} ← {pair.draft or 'no draft'}{suffix}", style="bold", markup=False)
@@ -44,9 +35,7 @@ def show_advice(advice: Advice, console: Console) -> None:
             f"Measured in {advice.study}: the fastest of each setting, chosen on the same prompts", markup=False
         )
         _print_measured(advice.measured, console)
-        if advice.needed:
-            show_needs(advice.needed, console)
-        if any(row.disturbed for row in advice.measured) or any(need.disturbed for need in advice.needed):
+        if any(row.disturbed for row in advice.measured):
             console.print(DISTURBED.format(f"{advice.study}/study.json"), markup=False)
         return
     if not advice.lacks:
@@ -61,14 +50,6 @@ def show_advice(advice: Advice, console: Console) -> None:
         title = f"No measured cell of {advice.study} is lossless with a speedup" if advice.study else "Not measured"
         console.print(f"{title}: predicted at batch size 1", markup=False)
         _print_predictions(advice.predictions, device.device if device else None, console)
-        if advice.needed:
-            show_needs(advice.needed, console)
-    console.print("\nWhat practice recommends")
-    rows = [row for row in PRACTICE if not advice.lacks.get(row[1])]
-    print_table(console, [Column("use"), Column("method", breaks=True), Column("k")], rows)
-    for use, method, k in PRACTICE:
-        if parts := advice.lacks.get(method):
-            console.print(f"For {use} it is {method} with k = {k}, for a pair with {parts_text(parts)}.", markup=False)
     show_runnable(advice.pair, advice.lacks, console)
 
 
@@ -111,12 +92,11 @@ def _print_predictions(predictions: Sequence[Prediction], device: str | None, co
             f"{row.tokens:.2f}",
             f"{row.cost:.2f}",
             f"{row.speedup:.2f}",
-            "" if row.at_default_k is None else f"{row.at_default_k:.2f}",
             parts_text(row.lacks),
         )
         for row in predictions
     ]
-    numbers = ("k", "tokens a pass", "a round costs", "speedup at most", "at k = 4")
+    numbers = ("k", "tokens a pass", "a round costs", "speedup at most")
     columns = [Column("method"), Column("assumed"), *(Column(name, right=True) for name in numbers)]
     print_table(console, [*columns, Column("the pair lacks", breaks=True)], rows)
     # The other alphas show how much the speedup hangs on acceptance; to choose by, the usual one is taken.
@@ -138,3 +118,24 @@ def _print_predictions(predictions: Sequence[Prediction], device: str | None, co
 def _choice(row: Prediction) -> str:
     """A prediction's method in words, e.g. `draft_model with k = 5`."""
     return row.method if row.k is None else f"{row.method} with k = {row.k}"
+
+
+def parts_text(parts: Sequence[str]) -> str:
+    """Parts in words, e.g. `a fitting draft and the head draft_medusa`."""
+    return " and ".join("a fitting draft" if part == "draft" else f"the head {part}" for part in parts)
+
+
+def show_runnable(pair: Pair, lacks: Mapping[str, Sequence[str]], console: Console) -> None:
+    """Print the methods that the pair can run, and what the others need."""
+    console.print(f"\nThis pair can run: {', '.join(name for name, parts in lacks.items() if not parts)}", markup=False)
+    trained = {part for name, parts in lacks.items() if not parts for part in methods()[name].needs}
+    if named := sorted(part for part in trained if pair.trained_in(part) is not None):
+        console.print(f"A study trains first what these need: {', '.join(named)}", markup=False)
+    groups: dict[str, list[str]] = {}
+    for name, parts in lacks.items():
+        if parts:
+            groups.setdefault(parts_text(parts), []).append(name)
+    if groups:
+        console.print("Others need more in the columns draft and heads of its row (`trained`: a study trains it):")
+    for parts, names in groups.items():
+        console.print(f"  {parts}: {', '.join(names)}", markup=False)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from specrig.analysis.roofline import BYTES
+from specrig.analysis.cost_model import BYTES, pass_bytes, size_of_shape
 from specrig.engines import registry as engines
 from specrig.measurement.blocks import WARMUP_TOKENS, with_baselines
 from specrig.measurement.traffic.records import FOLDER
@@ -19,6 +19,7 @@ from specrig.models import facts
 from specrig.models.facts import Shape
 from specrig.models.gguf import config as gguf_config
 from specrig.models.gguf import is_gguf
+from specrig.models.pair import ModelError
 from specrig.study.load import read_config, validated
 from specrig.study.overlap import prompts_in_both
 from specrig.study.problems import Positions, Problems
@@ -100,16 +101,22 @@ def pair_sizes(study: Study) -> list[PairSize]:
     return [_pair_size(study, pair, batch, tokens) for pair in dict.fromkeys(cell.pair for cell in study.grid.cells)]
 
 
-def sizes_of(config: Path, pair: str, rows: Mapping[str, Pair]) -> PairSize:
-    """The sizes of a pair, those of models that a study trains by the recipe of its config (or study.json).
+def sizes_of(pair: str, rows: Mapping[str, Pair], config: Path | None, tokens: int = PROMPT_TOKENS) -> PairSize:
+    """The sizes of a pair at batch size 1, those of models that a study trains by the recipe of its `config` (or
+    study.json).
 
-    rows: the table of pairs. Raises StudyError for a config that is missing or wrong.
+    rows: the table of pairs. Raises StudyError for a config that is missing or wrong, ModelError for a GGUF file of a
+    trained pair that cannot be read.
     """
+    row = rows[pair]
+    if config is None or not any(row.trained_in(part) for part in ("target", "draft")):
+        target, draft = (_shape_if_read(model) for model in (row.target, row.draft))
+        return PairSize(pair, row.dtype, row.target_precision, target, draft, 1, tokens)
     problems = Problems(Positions([config]))
     study, _ = validated(read_config(config), problems)
     problems.stop()
     used = {name: rows[name] for name in (pair, *rows[pair].depends_on) if name in rows}
-    return _pair_size(Study.model_validate(study.model_dump() | {"rows": {"pairs": used}}), pair, 1, PROMPT_TOKENS)
+    return _pair_size(Study.model_validate(study.model_dump() | {"rows": {"pairs": used}}), pair, 1, tokens)
 
 
 def gated(study: Study) -> dict[str, list[str]]:
@@ -194,8 +201,8 @@ def _pass_s(size: PairSize, study: Study, bandwidth: float | None) -> float:
     """Seconds of one pass of the target over one token."""
     assert size.target is not None
     device = "cuda" if study.uses_gpu() else "cpu"
-    read_s = size.target.active_parameters * BYTES[size.target_precision] / ((bandwidth or BANDWIDTH[device]) * REACHED)
-    return max(read_s, size.target.layers * LAYER_S[device])
+    read = pass_bytes(size_of_shape(size.target), size.target_precision)
+    return max(read / ((bandwidth or BANDWIDTH[device]) * REACHED), size.target.layers * LAYER_S[device])
 
 
 def arithmetic(study: Study) -> tuple[float, str]:
@@ -334,6 +341,14 @@ def shape_at_hand(model: str | None) -> Shape | None:
     if is_gguf(model):
         return facts.shape_of(gguf_config(str(model)))
     return facts.shape_of(facts.config_at_hand(model)) if model else None
+
+
+def _shape_if_read(model: str | None) -> Shape | None:
+    """The same; None also for a GGUF file that cannot be read, such as one that is not at hand."""
+    try:
+        return shape_at_hand(model)
+    except ModelError:
+        return None
 
 
 def embedded_shape(shape: TrainedShape, vocabulary: int) -> Shape:

@@ -1,11 +1,11 @@
-"""Reads from a study's tables and records what planning needs of its measurements. No pandas here."""
+"""Reads from a study's table of cells and its records what planning needs of its measurements. No pandas here."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 from specrig.measurement.records import RecordError, read_index, replicate_folder
@@ -16,35 +16,29 @@ from specrig.study.problems import Positions, Problem, Problems, StudyError, sho
 from specrig.study.rows import Pair
 from specrig.study.study import Study
 
-Kind = Callable[[str], object]
 
-
-def number_or_empty(text: str) -> float | None:
-    """The number of an entry that may be empty."""
+def _number_or_empty(text: str) -> float | None:
     return float(text) if text else None
 
 
-CELLS: dict[str, Kind] = {
+CELLS: dict[str, Callable[[str], object]] = {
     **dict.fromkeys(("engine", "pair", "method", "variant", "task", "lossless"), str),
     **dict.fromkeys(("k", "batch_size"), int),
     "temperature": float,
-    **dict.fromkeys(("speedup", "speedup_low", "speedup_high", "acceptance_length"), number_or_empty),
+    **dict.fromkeys(("speedup", "speedup_low", "speedup_high", "acceptance_length"), _number_or_empty),
 }
 """Column of `cells.csv` -> what its entries are."""
 
 
-def read_table(file: Path, columns: Mapping[str, Kind]) -> list[dict[str, str]]:
-    """The rows of a study's table. columns: what is read of it, and what that is.
-
-    Raises StudyError for a file that is no such table, with the row.
-    """
+def _read_cells(file: Path) -> list[dict[str, str]]:
+    """The rows of a study's table of cells. Raises StudyError for a file that is no such table, with the row."""
     again = f"make the table again: specrig stage tables --study {file.parent.parent / 'study.json'}"
     try:
         rows = list(csv.DictReader(io.StringIO(file.read_bytes().decode("utf-8"), newline="")))
     except (csv.Error, UnicodeDecodeError) as error:
         raise StudyError([Problem(str(file), "", f"not a table ({error})", again)]) from error
     for number, row in enumerate(rows, 2):
-        for name, kind in columns.items():
+        for name, kind in CELLS.items():
             entry = row.get(name)
             if entry is None:
                 raise StudyError([Problem(f"{file}:{number}", name, "the row has no such column", again)])
@@ -69,7 +63,7 @@ def usable_cells(study: Path, pair: str, problems: Problems) -> list[dict[str, s
         fix = "give a study's results folder, e.g. results/quick, after it has run"
         problems.row(file, None, "", "no such table", fix)
         return []
-    rows = [row for row in read_table(file, CELLS) if row["pair"] == pair]
+    rows = [row for row in _read_cells(file) if row["pair"] == pair]
     if not rows:
         fix = "choose another study, or none: then the model advises"
         problems.row(file, None, "pair", f"the study measured no pair {pair!r}", fix)
@@ -136,16 +130,3 @@ def _recorded(folder: Path) -> set[str]:
     return {slug for slug, entry in index["cells"].items() if (folder / entry["records"]).is_file()} - set(
         index["failed"]
     )
-
-
-def prompts_needed(study: Path) -> list[float]:
-    """How many prompts each measured cell that drafts needs to resolve a difference of 5 %, ascending; empty if not
-    measured.
-
-    Raises StudyError for a damaged table.
-    """
-    file = study / "tables" / "cells.csv"
-    columns: dict[str, Kind] = {"prompts_needed": number_or_empty, "batch_size": number_or_empty, "method": str}
-    rows = read_table(file, columns) if file.is_file() else []
-    drafting = [row for row in rows if row["prompts_needed"] and row["method"] not in BASELINES]
-    return sorted(float(row["prompts_needed"]) * float(row["batch_size"]) for row in drafting)  # it counts batches

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ from specrig.planning.estimate import (
     size_text,
     training,
 )
-from specrig.planning.measured import cells_measured, prompts_needed
+from specrig.planning.measured import cells_measured
 from specrig.planning.pins import unpinned
 from specrig.results.labels import variant_name
 from specrig.study.study import Study
@@ -34,15 +34,6 @@ from specrig.terminal import Column, print_table
 VARYING = ("k", "task", "temperature", "batch_size", "variant")
 """Fields in which the cells of one job can differ."""
 ALWAYS_SHOWN = ("k", "task")
-
-
-@dataclass(frozen=True, slots=True)
-class MethodRow:
-    """The cells of a method. key: (engine, pair, method); values: field -> its values; cells: their number."""
-
-    key: tuple[str, str, str]
-    values: Mapping[str, Sequence[Any]]
-    cells: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,76 +47,28 @@ class RefusedGroup:
     cells: int
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """A study's plan.
+def plan_of(study: Study) -> dict[str, Any]:
+    """The plan of a resolved study as data, sizes in bytes and numbers of weights, None where not known.
 
-    untested: engine -> what was never tried on hardware. prompts_needed: prompts needed to resolve a difference of 5 %,
-    in the median and in the worst cell; None before anything is measured. measured: cells that have their records
-    already. trains, needs, hours_assume: sentences from `estimate`. prompts: task -> number of its prompts, fewer than
-    the study asks for where its file has fewer.
-    large_drafts: pair -> what is said of a draft that is not smaller than its target. simulated: pair -> declared
-    acceptance. moving: hub ids without a revision. gated: what an owner asks for -> the gated models.
+    `jobs` has a row for each engine, pair and method, with its cells and the values of the fields in which cells of the
+    study differ. `prompts_of`: task -> its prompts, fewer than the study asks for where its file has fewer. `untested`:
+    engine -> what was never tried on hardware. `simulated`: pair -> declared acceptance. `large_drafts`: pair -> what is
+    said of a draft that is not smaller than its target. `moving`: hub ids without a revision. `gated`: what an owner
+    asks for -> the gated models.
     """
-
-    study: Study
-    jobs: Sequence[MethodRow]
-    untested: Mapping[str, str]
-    prompts_needed: tuple[float, float] | None
-    measured: int
-    trains: str
-    sizes: Sequence[PairSize]
-    needs: str
-    hours_assume: str
-    simulated: Mapping[str, float]
-    moving: Sequence[str]
-    gated: Mapping[str, Sequence[str]]
-    prompts: Mapping[str, int]
-    large_drafts: Mapping[str, str]
-    refusals: Sequence[RefusedGroup]
-
-
-def plan_of(study: Study) -> Plan:
-    """Make the plan of a resolved study."""
-    grid = study.grid
-    found = prompts_needed(study.root)
-    sizes = pair_sizes(study)
+    grid, sizes = study.grid, pair_sizes(study)
+    spent, assumed = hours(study, sizes)
     acceptances = {size.pair: study.rows.pairs[size.pair].simulated_acceptance for size in sizes}
     reasons = {name: engines()[name].untested for name in dict.fromkeys(cell.engine for cell in grid.cells)}
-    return Plan(
-        study=study,
-        jobs=_jobs(study),
-        untested={name: reason for name, reason in reasons.items() if reason},
-        prompts_needed=(found[len(found) // 2], found[-1]) if found else None,
-        measured=cells_measured(study),
-        trains=training(study),
-        sizes=sizes,
-        needs=needs(study),
-        hours_assume=hours(study, sizes)[1],
-        simulated={pair: alpha for pair, alpha in acceptances.items() if alpha is not None},
-        moving=list(dict.fromkeys(pin.source for pin in unpinned(study))),
-        gated=gated(study),
-        prompts={task: _prompt_count(study, task) for task in study.tasks},
-        large_drafts=_large_drafts(sizes),
-        refusals=_refusals(study),
-    )
-
-
-def described(plan: Plan) -> dict[str, Any]:
-    """The plan as data, sizes in bytes and numbers of weights, None where not known."""
-    study = plan.study
     return {
         "study": study.study,
         "replicates": study.replicates,
         "prompts": study.prompts,
-        "prompts_of": plan.prompts,
-        "cells": len(study.grid.cells),
-        "measured": plan.measured,
-        "jobs": [
-            {**dict(zip(("engine", "pair", "method"), job.key, strict=True)), "cells": job.cells, **job.values}
-            for job in plan.jobs
-        ],
-        "trains": [{"pair": pair, "model": model} for pair, model in study.grid.trained],
+        "prompts_of": {task: _prompt_count(study, task) for task in study.tasks},
+        "cells": len(grid.cells),
+        "measured": cells_measured(study),
+        "jobs": _jobs(study),
+        "trains": [{"pair": pair, "model": model} for pair, model in grid.trained],
         "pairs": [
             {
                 "pair": size.pair,
@@ -134,27 +77,30 @@ def described(plan: Plan) -> dict[str, Any]:
                 "draft_weights": size.draft.parameters if size.draft else None,
                 "memory_bytes": size.memory_bytes,
             }
-            for size in plan.sizes
+            for size in sizes
         ],
-        "hours": hours(study, list(plan.sizes))[0],
-        "hours_assume": plan.hours_assume,
-        "prompts_needed": plan.prompts_needed,
-        "untested": plan.untested,
-        "simulated": plan.simulated,
-        "large_drafts": plan.large_drafts,
-        "moving": plan.moving,
-        "gated": plan.gated,
-        "refusals": plan.refusals,
+        "hours": spent,
+        "hours_assume": assumed,
+        "untested": {name: reason for name, reason in reasons.items() if reason},
+        "simulated": {pair: alpha for pair, alpha in acceptances.items() if alpha is not None},
+        "large_drafts": _large_drafts(sizes),
+        "moving": list(dict.fromkeys(pin.source for pin in unpinned(study))),
+        "gated": gated(study),
+        "refusals": _refusals(study),
     }
 
 
-def _jobs(study: Study) -> list[MethodRow]:
-    """Return every job; its `values` hold only fields in which cells of the study differ, and always k and task."""
+def _jobs(study: Study) -> list[dict[str, Any]]:
+    """Every job with its number of cells and the values of their fields: k, task, and those in which cells differ."""
     cells = study.grid.cells
     varying = [name for name in VARYING if name in ALWAYS_SHOWN or len(_values(cells, name)) > 1]
     return [
-        MethodRow(name, {field: _values(members, field) for field in varying}, len(members))
-        for name, members in study.grid.by_method.items()
+        {
+            **dict(zip(("engine", "pair", "method"), key, strict=True)),
+            "cells": len(members),
+            **{field: _values(members, field) for field in varying},
+        }
+        for key, members in study.grid.by_method.items()
     ]
 
 
@@ -204,104 +150,84 @@ COLUMNS = {"k": "k", "temperature": "T", "batch_size": "batch", "variant": "vari
 """Field of a cell -> title of its column."""
 
 
-def show_plan(plan: Plan, console: Console) -> None:
-    """Print the methods of each engine and pair, then what the study needs and which cells are refused."""
-    _print_jobs(plan, console)
-    for name, reason in plan.untested.items():
+def show_plan(study: Study, plan: dict[str, Any], console: Console) -> None:
+    """Print the methods of each engine and pair, then what the study needs and which cells are refused.
+
+    plan: the result of `plan_of`.
+    """
+    _print_jobs(study, plan, console)
+    for name, reason in plan["untested"].items():
         console.print(f"[bold yellow]Untested on hardware: engine {name}[/] ({escape(reason)})")
-    if plan.prompts_needed:
-        middle, worst = plan.prompts_needed
-        console.print(
-            "To tell 5 % apart, the spread measured so far "
-            f"asks for {middle:.0f} prompts in the median cell, {worst:.0f} in the worst."
-        )
-    _print_sizes(plan, console)
-    console.print(f"{plan.needs}\n  hours if {plan.hours_assume}", markup=False)
-    console.print(_measured_text(plan))
-    for pair, reason in plan.large_drafts.items():
+    _print_sizes(study, console)
+    console.print(f"{needs(study)}\n  hours if {plan['hours_assume']}", markup=False)
+    left = plan["cells"] - plan["measured"]
+    text = f"measured already: {plan['measured']} of {plan['cells']} cells; {left or 'none'} will run"
+    console.print(f"{text} (more if code, models or prompts have changed)" if plan["measured"] else text)
+    for pair, reason in plan["large_drafts"].items():
         console.print(f"[bold yellow]Draft not smaller[/] {pair}: {reason}")
-    for pair, alpha in plan.simulated.items():
+    for pair, alpha in plan["simulated"].items():
         console.print(f"[bold yellow]Simulated acceptance[/] {pair}: declared α = {alpha:g}")
-    if plan.moving:
+    if plan["moving"]:
         console.print(
-            f"[bold yellow]Not pinned[/] {escape(', '.join(plan.moving))}: the hub may change them; "
+            f"[bold yellow]Not pinned[/] {escape(', '.join(plan['moving']))}: the hub may change them; "
             "`specrig pin` writes their commits into the tables"
         )
-    for asks, models in plan.gated.items():
+    for asks, models in plan["gated"].items():
         console.print(f"[bold yellow]Gated[/] {', '.join(models)}: {asks}")
-    if plan.refusals:
-        console.print(f"[bold yellow]Refused: {sum(refusal.cells for refusal in plan.refusals)} cells")
-    for refusal in plan.refusals:
+    if plan["refusals"]:
+        console.print(f"[bold yellow]Refused: {sum(refusal.cells for refusal in plan['refusals'])} cells")
+    for refusal in plan["refusals"]:
         pairs, methods = ", ".join(refusal.pairs), ", ".join(refusal.methods)
         console.print(f"  {refusal.engine}/{pairs}: {methods}, {refusal.cells} cells: {refusal.reason}", markup=False)
 
 
-def _measured_text(plan: Plan) -> str:
-    """How many cells are measured, and how many will run."""
-    cells = len(plan.study.grid.cells)
-    left = cells - plan.measured
-    text = f"measured already: {plan.measured} of {cells} cells; {left or 'none'} will run"
-    return f"{text} (more if code, models or prompts have changed)" if plan.measured else text
-
-
-def _print_jobs(plan: Plan, console: Console) -> None:
+def _print_jobs(study: Study, plan: dict[str, Any], console: Console) -> None:
     """What all methods share once, then for each engine and pair a line a method."""
-    study = plan.study
     console.print(f"study {study.study}: {extent(study)}", style="bold", markup=False)
-    fields = list(plan.jobs[0].values) if plan.jobs else []
-    shared = [
-        name
-        for name in fields
-        if name in COLUMNS and name != "k" and len({repr(job.values[name]) for job in plan.jobs}) == 1
-    ]
     console.print(f"  tasks: {', '.join(study.tasks)}", markup=False)
-    for name in shared:
-        console.print(f"  {COLUMNS[name]}: {_field_text(plan.jobs[0], name)}", markup=False)
-    console.print(f"  prompts: {_prompts_text(plan)}\n  trains: {plan.trains}", markup=False)
-    own = [name for name in fields if name not in shared and name != "task"]
-    columns = [
+    jobs = plan["jobs"]
+    columns, shared = [name for name in COLUMNS if jobs and name in jobs[0]], []
+    for name in columns:
+        if name != "k" and len({repr(job[name]) for job in jobs}) == 1:
+            shared.append(name)
+            console.print(f"  {COLUMNS[name]}: {_field_text(jobs[0], name)}", markup=False)
+    most = max(plan["prompts_of"].values(), default=0)
+    fewer = [f"{task} {count}" for task, count in plan["prompts_of"].items() if count < most]
+    prompts = f"{most} a task" + (f", fewer of {', '.join(fewer)}" if fewer else "")
+    console.print(f"  prompts: {prompts}\n  trains: {training(study)}", markup=False)
+    own = [name for name in columns if name not in shared]
+    titles = [
         Column("method"),
         *(Column(COLUMNS[name], breaks=name == "variant") for name in own),
         Column("cells", right=True),
     ]
-    for group in dict.fromkeys(job.key[:2] for job in plan.jobs):
-        console.print(f"\n{' / '.join(group)}", style="bold", markup=False)
-        rows = [
-            (job.key[2], *(_field_text(job, name) for name in own), str(job.cells))
-            for job in plan.jobs
-            if job.key[:2] == group
-        ]
-        print_table(console, columns, rows)
-        for job in plan.jobs:
-            if job.key[:2] == group and set(job.values["task"]) != set(study.tasks):
-                console.print(f"{job.key[2]}: only {', '.join(job.values['task'])}", markup=False)
+    for engine, pair in dict.fromkeys((job["engine"], job["pair"]) for job in jobs):
+        console.print(f"\n{engine} / {pair}", style="bold", markup=False)
+        members = [job for job in jobs if (job["engine"], job["pair"]) == (engine, pair)]
+        rows = [(job["method"], *(_field_text(job, name) for name in own), str(job["cells"])) for job in members]
+        print_table(console, titles, rows)
+        for job in members:
+            if set(job["task"]) != set(study.tasks):
+                console.print(f"{job['method']}: only {', '.join(job['task'])}", markup=False)
     console.print()
 
 
-def _field_text(job: MethodRow, field: str) -> str:
+def _field_text(job: dict[str, Any], field: str) -> str:
     """The values of a field of a job's cells."""
-    values = job.values[field]
     if field == "variant":
-        return "; ".join(variant_name(job.key[2], value) or "default" for value in values)
-    return _values_text(values)
+        return "; ".join(variant_name(job["method"], value) or "default" for value in job[field])
+    return _values_text(job[field])
 
 
-def _prompts_text(plan: Plan) -> str:
-    most = max(plan.prompts.values(), default=0)
-    fewer = [f"{task} {count}" for task, count in plan.prompts.items() if count < most]
-    return f"{most} a task" + (f", fewer of {', '.join(fewer)}" if fewer else "")
-
-
-def _print_sizes(plan: Plan, console: Console) -> None:
+def _print_sizes(study: Study, console: Console) -> None:
     rows = []
-    for size in plan.sizes:
+    for size in pair_sizes(study):
         memory = "?" if size.memory_bytes is None else size_text(size.memory_bytes)
         weights = "?" if size.target is None else size_text(size.weight_bytes)
-        draft = "–" if plan.study.rows.pairs[size.pair].draft is None else _parameters(size.draft)
+        draft = "–" if study.rows.pairs[size.pair].draft is None else _parameters(size.draft)
         rows.append((size.pair, _parameters(size.target), draft, weights, memory, size.dtype))
     numbers = (Column(name, right=True) for name in ("target", "draft", "weights", "memory"))
     print_table(console, [Column("pair"), *numbers, Column("dtype")], rows)
-    study = plan.study
     tokens = f"{PROMPT_TOKENS} prompt tokens and {study.max_new_tokens} new ones a row"
     if study.contexts:
         tokens = f"contexts of up to {max(study.contexts)} tokens"

@@ -95,14 +95,7 @@ OUTLINE = (
                 "Acceptance rate (top) and decoding speed (bottom) against k, the number of tokens drafted per round. "
                 "One column per task. Bands are 95 % intervals. The dashed line is autoregressive decoding.",
             ),
-            Text(lambda results: results.best_k_sentence),
-            Table(
-                "optimal_k",
-                lambda results: results.best_k,
-                "The k with the largest measured speedup and the k with the largest predicted speedup, for every "
-                "setting with several k. Speedup and loss are computed with each half of the prompts at the k that the "
-                "other half chose, with 95 % intervals.",
-            ),
+            Text(lambda results: results.best_k_sentences),
         ),
         condition=lambda results: results.cells.groupby(["method", "variant"], dropna=False)["k"].nunique().gt(1).any(),
     ),
@@ -284,66 +277,6 @@ OUTLINE = (
         condition=lambda results: results.cells["efficiency"].notna().any(),
     ),
     Section(
-        "break_even",
-        "The acceptance that pays",
-        (
-            Text(
-                lambda results: (
-                    "A method is as fast as plain decoding where a round emits as many tokens as it costs. The cost of a round hardly "
-                    "depends on the text; the tokens that it emits do. So the table shows the acceptance that other texts, or more "
-                    f"training, must reach. {results.break_even_sentence}"
-                )
-            ),
-            Figure(
-                "break_even",
-                "Tokens that a round must emit to be as fast as plain decoding (solid) and one and a half times as fast (dashed), against k, context "
-                "or batch size; marks: tokens that it emitted on each task. A method with only one value on the axis is left out.",
-                "Tokens that a round must emit to pay off, against k, context or batch size, beside those that it emitted on each task.",
-            ),
-            Table(
-                "break_even",
-                lambda results: results.break_even,
-                "The measured cost of a round, and the acceptance that it takes to pay off, by method, k, batch size and context.",
-                fold="acceptance needed, by method and k",
-            ),
-        ),
-        condition=lambda results: len(results.break_even.frame),
-    ),
-    Section(
-        "order",
-        "Order against the literature",
-        (
-            Text(
-                lambda results: (
-                    "Speedups differ from machine to machine and from pair to pair. The order of methods may stay. "
-                    "Each source that ranks several methods on a task is compared with the same methods here. Where "
-                    "two methods changed places, the cost model says why: acceptance, the cost of drafting, the cost "
-                    f"of verifying, or time outside forward passes. {results.order_sentence}"
-                )
-            ),
-            Figure(
-                "order",
-                "The order of methods by speed, as reported (left) and as measured (right), with Kendall's τ. Methods "
-                "that changed places are drawn in full colour.",
-            ),
-            Table(
-                "order",
-                lambda results: results.order,
-                "The order in which sources rank methods, against the order measured here, with Kendall's τ and its 95 "
-                "% interval over prompts.",
-            ),
-            Text(lambda results: results.order_reasons),
-            Table(
-                "order_changes",
-                lambda results: results.order_changes,
-                "Pairs of methods whose order here is not the reported one, and what favoured the one that moved up.",
-                only="html",
-                fold="changes of order, with reasons",
-            ),
-        ),
-        condition=lambda results: results.orders,
-    ),
-    Section(
         "reported",
         "Reported against measured",
         (
@@ -481,20 +414,6 @@ OUTLINE = (
             ),
         ),
         condition=lambda results: len(results.cells),
-        appendix=True,
-    ),
-    Section(
-        "changes",
-        "Methods that changed places",
-        (
-            Table(
-                "order_changes_in_print",
-                lambda results: results.order_changes,
-                only="print",
-                source="tables/order_changes.csv",
-            ),
-        ),
-        condition=lambda results: results.orders and len(results.order_changes.printed.rows),
         appendix=True,
     ),
     Section(

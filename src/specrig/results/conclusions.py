@@ -166,6 +166,28 @@ def _explanation(top: dict[str, Any], rows: pd.DataFrame, best: pd.DataFrame, ta
     return sentences
 
 
+def best_k_sentences(cells: pd.DataFrame, summary: pd.DataFrame) -> list[str]:
+    """For each engine and pair: the best k of every method that ran at several, and its speedup; empty without one.
+
+    cells: `StudyResults.cells`. summary: `summary.speedup_summary` of them, which has a method at its best k.
+    """
+    sentences = []
+    for (engine, pair), rows in summary.groupby(["engine", "pair"], sort=False):
+        measured = cells[(cells["engine"] == engine) & (cells["pair"] == pair)]
+        counts = measured.assign(variant=measured["variant"].fillna("")).groupby(["method", "variant"])["k"].nunique()
+        named = [
+            f"{method_name(row['method'], variant=row['variant'])} {row['k']} ({number(row[MEAN])} times)"
+            for row in row_dicts(base_setting(rows).sort_values(MEAN, ascending=False))
+            if counts[row["method"], row["variant"]] > 1
+        ]
+        if named:
+            sentences.append(
+                f"The best k on {pair} ({engine}), with its speedup in the geometric mean over tasks, chosen on the same "
+                f"prompts: {', '.join(named)}."
+            )
+    return sentences
+
+
 def drift_sentence(cells: pd.DataFrame) -> str:
     """How much speedups changed between the first and the last run; empty where each job ran once."""
     known = cells.dropna(subset=["drift"])

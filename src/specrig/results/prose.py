@@ -7,11 +7,10 @@ from typing import Any
 import pandas as pd
 
 from specrig.analysis.disturbance import disturbed
-from specrig.analysis.statistics import LEAST_UNITS, LEVEL
+from specrig.analysis.statistics import DIFFERENCE, LEAST_UNITS, LEVEL, POWER
 from specrig.results.grid import number, percent
-from specrig.results.labels import DISTURBED_SIGN, task_name
+from specrig.results.labels import BASELINES, DISTURBED_SIGN, task_name
 from specrig.results.machine import model_rows
-from specrig.results.optimal_k_table import power_sentence
 from specrig.results.round_tables import EFFICIENT
 from specrig.results.speed_tables import chose_k
 from specrig.results.study_data import StudyData
@@ -43,10 +42,11 @@ DEFINITIONS = {
     ),
     "efficiency": "measured / predicted speedup: the share of the possible speed that remains after the harness's own "
     "work.",
-    "floor": (
-        "the least time of a bare one-token pass of the baseline: the bytes that it must read (the weights once; keys "
-        "and values of the mean context) / the bandwidth of a large copy on the same device, measured by the same job. "
-        "The copy's read and written bytes both count."
+    "memory floor": (
+        "the share of the memory's bandwidth that a bare one-token pass of the baseline reaches: the time for the bytes "
+        "that it must read (the weights once; keys and values of the mean context) at the speed of a large copy on the "
+        "same device, measured by the same job with read and written bytes counted, / the measured time. A model that "
+        "stays in the processor's cache can exceed it."
     ),
     "energy": (
         "joules of the device over a whole generation, prefill included, per emitted token. The ratio is the method's "
@@ -60,11 +60,6 @@ DEFINITIONS = {
         "Satterthwaite. Where jobs ran several times, intervals include the differences between runs. With fewer than "
         f"{LEAST_UNITS} prompts there is no interval; tables give the number n of prompts instead. How often the intervals "
         "contain the true value was simulated: benchmarks/interval_coverage.py."
-    ),
-    "Kendall's τ": (
-        "for two orders: (pairs of methods in the same order - pairs in the reverse order) / all pairs. Its interval "
-        "comes from random draws of each method's mean by Student's t. A prompt has the same random weight for all "
-        "methods, since all methods ran on it."
     ),
     "‡ disturbed": (
         "the machine did other things while the cell was measured. The evidence is one of three: what the operating "
@@ -124,6 +119,20 @@ def low_efficiency(cells: pd.DataFrame) -> str:
     return (
         f"The median efficiency is {number(median)}, below {number(EFFICIENT)}. So {percent(1 - median)} of the "
         "possible speed is lost outside the forward passes. The last columns say where the time goes."
+    )
+
+
+def power_sentence(cells: pd.DataFrame) -> str:
+    """How many prompts the measured spread requires, and how many cells have them."""
+    speculative = cells[~cells["method"].isin(BASELINES)].dropna(subset=["prompts_needed"])
+    if speculative.empty:
+        return "Too few prompts to estimate how many are needed to detect a difference."
+    needed = speculative["prompts_needed"] * speculative["batch_size"]  # counted in batches
+    enough = int((speculative["prompts"] >= needed).sum())
+    return (
+        f"To detect a difference of {DIFFERENCE:.0%} in speedup ({POWER:.0%} power, 5 % false alarms), the median cell "
+        f"needs {needed.median():.0f} prompts and the worst {needed.max():.0f}, given the spread over prompts measured "
+        f"here. {enough} of {len(speculative)} cells have that many."
     )
 
 

@@ -14,10 +14,9 @@ from specrig.analysis.disturbance import disturbed
 from specrig.measurement.records import Record
 from specrig.results import grid
 from specrig.results.claim_tables import reported_claims, with_conditions
-from specrig.results.floors import device_columns
 from specrig.results.grid import Column, Grid
 from specrig.results.labels import DISTURBED_NOTE, method_name, task_name
-from specrig.results.speed_tables import RATES
+from specrig.results.speed_tables import RATES, device_columns
 from specrig.results.study_data import StudyData
 from specrig.study.claims import Claim
 

@@ -11,7 +11,6 @@ import pandas as pd
 from specrig.analysis.cells import row_dicts
 from specrig.analysis.disturbance import disturbed
 from specrig.results import grid
-from specrig.results.floors import device_columns
 from specrig.results.grid import Column, Grid, GridEntry
 from specrig.results.labels import (
     BATCHED_NOTE,
@@ -136,6 +135,17 @@ ACCEPTANCE: dict[str, Column] = {
     "efficiency": grid.figure("efficiency"),
 }
 """What tables of cells show beside the speedup."""
+DEVICE: dict[str, tuple[str, Column]] = {
+    "energy_per_token_j": ("J/token", grid.figure("energy_per_token_j", 3)),
+    "energy_ratio": ("energy / baseline's energy", grid.figure("energy_ratio", 3)),
+    "floor_share": ("memory floor / measured pass", grid.share("floor_share")),
+}
+"""Column -> (title, column for readers), of columns that are there where the device's counters or its bandwidth are known."""
+
+
+def device_columns(table: pd.DataFrame) -> dict[str, Column]:
+    """Those of `DEVICE` that a table has."""
+    return dict(DEVICE[name] for name in DEVICE if name in table)
 
 
 def with_signs(summary: pd.DataFrame, columns: list[str]) -> pd.DataFrame:

@@ -9,17 +9,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from specrig.analysis.cells import cells_table
+from specrig.analysis.cost_model import floor_share
 from specrig.analysis.disturbance import Reason, column, disturbances
-from specrig.analysis.price import with_price
 from specrig.audit.multiple_testing import with_verdicts
 from specrig.measurement.attempts import other_attempts
 from specrig.measurement.records import Record, RecordError, read_index, read_records, replicate_folder
 from specrig.measurement.traffic.records import Turn, study_turns
 from specrig.results.damage import reading
-from specrig.results.floors import with_floor
 from specrig.study.learning_curve import LearningPoint
 
 
@@ -96,7 +96,7 @@ class StudyData:
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """`analysis.cells.cells_table` of `records`, with the column `disturbed` and, where known, the floors."""
+        """`analysis.cells.cells_table` of `records`, with the column `disturbed` and, where known, the memory floor."""
         return self.with_machine_state(cells_table(self.records), self.cells)
 
     @cached_property
@@ -105,11 +105,12 @@ class StudyData:
         return disturbances(self.every, self.environments)
 
     def with_machine_state(self, table: pd.DataFrame, cells: dict[str, list[Record]]) -> pd.DataFrame:
-        """`table` with the column `disturbed`, the floors and what money buys. table: the `cells_table` of `cells`, in
-        its order.
-        """
-        table = with_price(table, cells.values(), self.config.get("price_per_hour"))
-        return with_floor(table.assign(disturbed=column(cells, self.disturbances)), cells.values(), self.environments)
+        """`table` with the column `disturbed` and the memory floor. table: the `cells_table` of `cells`, in its order."""
+        table = table.assign(disturbed=column(cells, self.disturbances))
+        shares = [
+            floor_share(records, self.environments.get(records[0].cell.method_key, {})) for records in cells.values()
+        ]
+        return table.assign(floor_share=shares) if np.isfinite(shares).any() else table
 
     @cached_property
     def under_load(self) -> tuple[dict[Path, list[Turn]], dict[str, str]]:

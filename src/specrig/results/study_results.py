@@ -13,9 +13,6 @@ from typing import Any
 
 import pandas as pd
 
-from specrig.analysis.break_even import break_even
-from specrig.analysis.disturbance import undisturbed
-from specrig.analysis.optimal_k import optimal_k
 from specrig.analysis.quality import loss_against_speed
 from specrig.analysis.traffic import crossovers, traffic_table
 from specrig.results import (
@@ -25,17 +22,13 @@ from specrig.results import (
     disturbed_cells,
     engine_table,
     machine,
-    order_tables,
     prose,
     variant_tables,
 )
 from specrig.results.advice import advice_grid, advised
-from specrig.results.break_even_table import break_even_grid, break_even_sentence
-from specrig.results.floors import floor_notes
 from specrig.results.grid import Grid, GridEntry
 from specrig.results.labels import cell_name
 from specrig.results.method_tables import headline_grid, methods_grid, task_grid
-from specrig.results.optimal_k_table import optimal_k_grid, optimal_k_sentence
 from specrig.results.quality_table import quality_grid, read_quality
 from specrig.results.round_tables import efficiency_grid, positions_grid, repetition_grid
 from specrig.results.simulated_table import simulated_grid, simulated_table
@@ -95,13 +88,9 @@ class StudyResults:
     judged = cached_property(lambda self: claim_tables.reproduction(self.study, self.cells))
     """`claim_tables.reproduction`: the verdicts on reported figures."""
 
-    optimal = cached_property(lambda self: optimal_k(undisturbed(self.cells), self.study.records))
-    """`analysis.optimal_k.optimal_k` over undisturbed cells."""
-    advised = cached_property(lambda self: advised(self.study, self.cells, self.optimal))
+    advised = cached_property(lambda self: advised(self.study, self.cells))
     """`advice.advised`: the fastest lossless cell of each pair and task."""
 
-    orders = cached_property(lambda self: order_tables.comparisons(self.study, self.cells))
-    """Reported orders of methods against the measured ones."""
     curves = cached_property(lambda self: training_curves(self.study.folder / "models"))
     """`training_curves` of the study."""
     trained = cached_property(lambda self: not self.curves.empty)
@@ -139,17 +128,6 @@ class StudyResults:
         return DataTable(self.compared, engine_table.engines_grid(self.compared, self.study))
 
     @cached_property
-    def best_k(self) -> DataTable:
-        """The best k of each setting."""
-        return DataTable(self.optimal, optimal_k_grid(self.optimal, self.name))
-
-    @cached_property
-    def break_even(self) -> DataTable:
-        """The acceptance that each method needs, by k and batch size."""
-        frame = break_even(self.cells)
-        return DataTable(frame, break_even_grid(frame, self.name))
-
-    @cached_property
     def simulated(self) -> DataTable:
         """The cells with declared acceptance."""
         frame = simulated_table(self.study)
@@ -159,8 +137,7 @@ class StudyResults:
     def traffic(self) -> DataTable:
         """Servers under load."""
         limits = Limits.model_validate((self.study.config.get("traffic") or {}).get("goodput") or {})
-        points, price = self.study.under_load[0].values(), self.study.config.get("price_per_hour")
-        frame = traffic_table(points, limits, self.study.traffic_environments, price)
+        frame = traffic_table(self.study.under_load[0].values(), limits, self.study.traffic_environments)
         formatted, paper = (traffic_grid(frame, self.name, short=short) for short in (False, True))
         return DataTable(frame, formatted, paper)
 
@@ -173,18 +150,6 @@ class StudyResults:
     def claims(self) -> DataTable:
         """Reported figures with their verdicts; print has their counts, since hundreds of claims fit on no page."""
         return DataTable(self.judged, claim_tables.reproduction_grid(self.judged, self.name), self.claim_counts)
-
-    @cached_property
-    def order(self) -> DataTable:
-        """Orders of methods, reported and measured."""
-        frame = order_tables.order_table(self.orders)
-        return DataTable(frame, order_tables.order_grid(frame, self.name))
-
-    @cached_property
-    def order_changes(self) -> DataTable:
-        """Methods that changed places, and why."""
-        frame = order_tables.changes_table(self.orders)
-        return DataTable(frame, order_tables.changes_grid(frame, self.name))
 
     # Tables that only reports show. None: there is nothing to show.
 
@@ -303,13 +268,10 @@ class StudyResults:
 
     @cached_property
     def abstract(self) -> list[str]:
-        """That the machine was busy throughout, the conclusions, how far the order of methods is the reported one, and
-        what the audit found.
-        """
-        order = [self.order_sentence] if self.orders else []
+        """That the machine was busy throughout, the conclusions, and what the audit found."""
         busy = [self.disturbance_warning] if self.busy else []
         found = [finding.paragraph for finding in self.findings]
-        return [*busy, *found, *order, *([self.audit_sentence] if self.audit is not None else [])]
+        return [*busy, *found, *([self.audit_sentence] if self.audit is not None else [])]
 
     busy = cached_property(lambda self: disturbed_cells.busy_throughout(self.cells))
     """Whether the machine was busy throughout."""
@@ -346,7 +308,6 @@ class StudyResults:
         energy = machine.energy_note(study.jobs)
         return [
             *machine.engine_notes(study.jobs, self.cells),
-            *floor_notes([*study.cells.values(), *study.simulated.values()], study.environments),
             *([energy] if energy else []),
             *disturbed_cells.notes(study, self.cells),
         ]
@@ -363,10 +324,8 @@ class StudyResults:
     """Which method falls below plain decoding first as the context grows, and why."""
     turns_sentences = cached_property(lambda self: variant_tables.sentences(self.turns, "turn", self.study.cells))
     """Which method loses most over the turns of conversations, and why."""
-    best_k_sentence = cached_property(lambda self: optimal_k_sentence(self.optimal))
-    """What choosing k gains."""
-    break_even_sentence = cached_property(lambda self: break_even_sentence(self.break_even.frame))
-    """In how many settings the acceptance pays."""
+    best_k_sentences = cached_property(lambda self: conclusions.best_k_sentences(self.cells, self.speedups))
+    """The best k of each method that ran at several."""
     low_efficiency = cached_property(lambda self: prose.low_efficiency(self.cells))
     """A warning where much of the possible speed is lost outside forward passes."""
 
@@ -374,11 +333,6 @@ class StudyResults:
     """In how many comparisons the engines' acceptance agrees."""
     audit_sentence = cached_property(lambda self: audit_tables.sentence(self.audit) if self.audit is not None else "")
     """What the audit found."""
-
-    order_sentence = cached_property(lambda self: order_tables.sentence(self.order.frame))
-    """How far the orders agree."""
-    order_reasons = cached_property(lambda self: order_tables.reasons_sentence(self.order_changes.frame))
-    """What most often made methods change places."""
 
     claims_sentence = cached_property(lambda self: claim_tables.sentence(self.judged))
     """How many reported figures have each verdict."""

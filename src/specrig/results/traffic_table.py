@@ -13,9 +13,9 @@ from specrig.analysis.statistics import LEVEL
 from specrig.analysis.traffic import TAIL
 from specrig.measurement.signs import is_disturbed
 from specrig.results import grid
-from specrig.results.floors import device_columns
 from specrig.results.grid import Column, Grid, GridEntry, percent, text
 from specrig.results.labels import DISTURBED_NOTE, DISTURBED_SIGN, method_name, task_name
+from specrig.results.speed_tables import device_columns
 
 CAPTION = (
     f"Servers under load, method and baseline in turns, with {percent(LEVEL)} intervals over blocks of time. Load: "

@@ -9,15 +9,14 @@ import numpy as np
 import pandas as pd
 
 from specrig.analysis.cells import IDENTITY, identity, row_dicts, row_identity
+from specrig.analysis.cost_model import FACTORS, log_factors
 from specrig.analysis.disturbance import disturbed, undisturbed
-from specrig.analysis.order import FACTORS, log_factors
 from specrig.analysis.speedup import group_times, log_speedups
 from specrig.analysis.statistics import Interval, average, interval, mean
 from specrig.measurement.records import Record
 from specrig.results import grid
 from specrig.results.grid import Grid, GridEntry
 from specrig.results.labels import DISTURBED_NOTE, method_name, method_order
-from specrig.results.order_tables import WORDS
 from specrig.results.speed_tables import row_labels, setting, table_notes, varying_levels
 from specrig.results.summary import base_setting, comparable
 from specrig.tasks.variants import variant_of
@@ -83,7 +82,7 @@ def along_grid(frame: pd.DataFrame, axis: Axis, study: str) -> Grid:
 def sentences(frame: pd.DataFrame, axis: Axis, cells: Mapping[str, list[Record]]) -> list[str]:
     """For each engine and pair: which method falls below plain decoding first, or loses most, and by which part.
 
-    The speedups are geometric means over tasks with 95 % intervals over prompts; the parts are those of `analysis.order`.
+    The speedups are geometric means over tasks with 95 % intervals over prompts; the parts are those of `cost_model.log_factors`.
     """
     records = {identity(own[0].cell): own for own in cells.values()}
     found = []
@@ -153,8 +152,8 @@ def _fall(
         return f"{' to '.join(texts)}. Its passes were not timed, so the cause is not known."
     parts = dict(zip(FACTORS, np.exp(logs), strict=True))
     main = min(parts, key=lambda part: parts[part])
-    listed = ", ".join(f"{WORDS[part]} × {grid.number(value)}" for part, value in parts.items())
-    return f"{' to '.join(texts)}. Most of the loss is due to {WORDS[main]}. The factors of the speedup are {listed}."
+    listed = ", ".join(f"{part} × {grid.number(value)}" for part, value in parts.items())
+    return f"{' to '.join(texts)}. Most of the loss is due to {main}. The factors of the speedup are {listed}."
 
 
 def _speed(rows: Sequence[dict[str, Any]], records: Mapping[tuple[Any, ...], list[Record]]) -> tuple[float, Interval]:

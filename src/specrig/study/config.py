@@ -179,8 +179,6 @@ class Config(Settings):
     remeasure: Remeasure = Remeasure()
     """How often and how long a job measures again what was disturbed; `{times: 0}`: never. Not for engines that
     cannot alternate."""
-    price_per_hour: float | None = Field(None, gt=0)
-    """What an hour of the machine costs, in any currency; tables then have the tokens that one unit of it buys."""
     jobs: Literal["pair", "method"] = "pair"
     """What one process measures: all methods of an engine and pair, which then share the loading and the runs of the
     baseline; or one method each, for clusters and for GPUs that have no room for all drafts and heads at once. Engines

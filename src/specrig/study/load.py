@@ -46,7 +46,10 @@ from specrig.study.table_checks import (
 from specrig.tasks.variants import variants
 
 _EVALUATIONS = "remove the line: heads are measured twice, halfway through their training and at its end"
-RETIRED = {f"training.{head}.evaluations": _EVALUATIONS for head in ("medusa", "hydra", "eagle", "eagle3")}
+RETIRED = {
+    **{f"training.{head}.evaluations": _EVALUATIONS for head in ("medusa", "hydra", "eagle", "eagle3")},
+    "price_per_hour": "divide the tokens of an hour (3600 × tokens_per_s) by its price",
+}
 """Keys that configs had once -> what to do instead. A resolved study that still has them is read as before."""
 
 

@@ -26,12 +26,10 @@ from specrig.measurement.records import Record
 from specrig.reporting.figures import curves, plots, ranking
 from specrig.reporting.figures.along import along
 from specrig.reporting.figures.batching import batching
-from specrig.reporting.figures.break_even_figure import break_even_figure
 from specrig.reporting.figures.engines_figure import engines_figure
 from specrig.reporting.figures.latency import latency
 from specrig.reporting.figures.loss import speed_against_loss
 from specrig.reporting.figures.marks import named
-from specrig.reporting.figures.order_figure import order_figure
 from specrig.reporting.figures.panels import PAPER_SHEETS, PHONE, SCREEN, NothingError, Sheet, empty
 from specrig.reporting.figures.reported_figure import reported_against
 from specrig.reporting.figures.style import rc
@@ -85,8 +83,6 @@ def drawings(results: StudyResults) -> Iterator[Drawing]:
             continue  # there is nothing to compare it with: tables say it all
         for name, draw in _of_setting(study.tasks, measured[key], chosen).items():
             yield Drawing(name, setting, draw)
-        coldest = frame[frame["temperature"] == frame["temperature"].min()]
-        yield Drawing("break_even", setting, partial(break_even_figure, coldest, study.tasks))
         tasks = [task for task in study.tasks if task in set(frame["task"])]
         yield Drawing("batching", setting, partial(batching, frame, tasks))  # it compares batch sizes, so it sees all
         yield Drawing("latency", setting, partial(latency, chosen, every, tasks))
@@ -95,7 +91,6 @@ def drawings(results: StudyResults) -> Iterator[Drawing]:
     yield Drawing("contexts", "", lambda sheet: along(results.contexts, "context", sheet))
     yield Drawing("engines", "", lambda sheet: engines_figure(base_setting(results.compared), study.tasks, sheet))
     yield Drawing("reported", "", lambda sheet: reported_against(results.judged, sheet))
-    yield Drawing("order", "", lambda sheet: order_figure(results.orders, sheet))
     yield Drawing("loss", "", lambda sheet: speed_against_loss(results.losses, study.tasks, sheet))
     yield Drawing("training", "", lambda sheet: curves.training_loss(results.curves, sheet))
     learnt = learning_curves(study.folder / "models")
