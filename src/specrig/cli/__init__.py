@@ -65,7 +65,6 @@ for verb in (
         train.train,
         train.write_text,
         train.train_jointly,
-        train.pack_weights,
     ),
     *(
         measure.answers,
@@ -77,7 +76,7 @@ for verb in (
         measure.audit_exact,
     ),
     *(report.tables, report.quality, report.figures, report.track, report.report, report.paper),
-    *(decode.decode, doctor.doctor, share.publish, share.verify, share.gallery, share.compare),
+    *(decode.decode, doctor.doctor, share.publish, share.verify, share.compare),
 ):
     app.command()(verb)
 app.add_typer(serve.serve, name="serve")

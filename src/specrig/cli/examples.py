@@ -32,10 +32,6 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "train": ("specrig train --study configs/embedded.yaml --pair embedded --model draft",),
     "write-text": ("specrig write-text --study configs/embedded.yaml --pair embedded",),
     "train-jointly": ("specrig train-jointly --study configs/embedded.yaml --pair embedded_medusa2",),
-    "pack-weights": (
-        "specrig pack-weights --study configs/smollm2_train.yaml --pair smollm2_135m --model p_eagle "
-        "--to weights/smollm2_135m --licence Apache-2.0",
-    ),
     "answers": ("specrig answers --study configs/turns.yaml --pair smollm2_135m_shipped --task spec_bench_turns_chat",),
     "measure": (
         "specrig measure --study configs/embedded.yaml --engine native --pair embedded",
@@ -43,7 +39,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "tune": (
         "specrig tune configs/quick.yaml",
-        "specrig tune --from-records reports/published/amd-epyc-quick",
+        "specrig tune --from-records reports/published/intel-xeon-own-tasks",
     ),
     "remeasure": ("specrig remeasure", "specrig remeasure configs/standard.yaml --json"),
     "traffic": (
@@ -59,14 +55,13 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "paper": ("specrig paper", "specrig paper --study results/quick/study.json"),
     "publish": ("specrig publish", "specrig publish configs/quick.yaml --as my-laptop-quick"),
     "verify": (
-        "specrig verify reports/published/amd-epyc-quick",
-        "specrig verify reports/published/amd-epyc-quick --json",
+        "specrig verify reports/published/intel-xeon-quick",
+        "specrig verify reports/published/intel-xeon-quick --json",
     ),
     "compare": (
-        "specrig compare results/embedded reports/published/amd-epyc-quick",
-        "specrig compare results/embedded reports/published/amd-epyc-quick --html changes.html",
+        "specrig compare results/quick reports/published/intel-xeon-quick",
+        "specrig compare results/quick reports/published/intel-xeon-quick --html changes.html",
     ),
-    "gallery": ("specrig gallery", "specrig gallery reports/published"),
     "serve draft": ("specrig serve draft models/my-draft --port 8002",),
     "serve target": ("specrig serve target models/my-llama --port 8001 --batch 8",),
     "serve coordinator": ("specrig serve coordinator --target http://127.0.0.1:8001 --draft http://127.0.0.1:8002",),

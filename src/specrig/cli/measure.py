@@ -72,7 +72,7 @@ def tune(
         found = tune(load(config), share)
     else:
         from specrig.results.study_results import StudyResults
-        from specrig.sharing.compare.sources import opened
+        from specrig.sharing.compare import opened
 
         with opened(from_records) as study:
             found = replay(StudyResults(study), share, orders)
