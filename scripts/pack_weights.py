@@ -1,7 +1,6 @@
 """Write a trained draft or head as a folder to give away, with a card that says what it is:
 
-    python scripts/pack_weights.py --study configs/smollm2_train.yaml --pair smollm2_135m --model p_eagle \\
-        --to weights/smollm2_135m --licence Apache-2.0 --eight-bits
+    python scripts/pack_weights.py --study CONFIG --pair PAIR --model p_eagle --to FOLDER --licence SPDX [--eight-bits]
 
 The weights are stored in bfloat16, half of what a training writes, or in 8 bits, a quarter, which only SpecRig reads.
 The card holds what the training's own files say: text, steps, hours, held-out acceptance; and where a study measured

@@ -235,8 +235,8 @@ def publication(draw: random.Random) -> Case:
             content = json.loads(manifest.read_text())
             content["files"][name] = sha256(path.read_bytes()).hexdigest()
             manifest.write_text(json.dumps(content))
-    verify = ["verify", str(PUBLISHED), "--no-render"]
-    return said, draw.choice([verify, verify, ["compare", str(PUBLISHED), str(STUDY)], ["gallery"]]), path
+    verify = ["verify", str(PUBLISHED)]
+    return said, draw.choice([verify, verify, ["compare", str(PUBLISHED), str(STUDY)]]), path
 
 
 def checkpoint(draw: random.Random) -> Case:
@@ -311,11 +311,10 @@ COMMANDS = [
     ["write-text", "--study", CONFIG, "--pair", "embedded"], ["train-jointly", "--study", CONFIG, "--pair", "embedded"],
     ["measure", "--study", CONFIG, "--engine", "native", "--pair", "embedded", "--method", "ngram", "--replicate", "0"],
     ["audit-exact", "--study", CONFIG, "--engine", "native", "--method", "ngram"], ["tables", "--study", CONFIG],
-    ["publish", CONFIG, "--as", "name", "--to", "published"], ["verify", str(PUBLISHED), "--no-render"], ["gallery", "reports/published"],
+    ["publish", CONFIG, "--as", "name", "--to", "published"], ["verify", str(PUBLISHED)],
     ["compare", str(STUDY), str(PUBLISHED), "--html", "changes.html"], ["pin", CONFIG, "--check"],
     ["decode", "1 and", "--pair", "embedded", "--study", CONFIG, "--method", "ngram", "--k", "4", "--option", "n=3", "--tokens", "4", "--seed", "1"],
     ["decode", "x", "--target", str(MODELS / "target"), "--draft", str(MODELS / "draft"), "--temperature", "1", "--tokens", "4", "--device", "cpu"],
-    ["pack-weights", "--study", CONFIG, "--pair", "embedded", "--model", "draft", "--to", "given", "--licence", "MIT"],
 ]  # fmt: skip
 
 

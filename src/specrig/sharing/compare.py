@@ -22,7 +22,7 @@ from specrig.analysis.speedup import group_times, log_speedups
 from specrig.analysis.statistics import LEAST_UNITS, LEVEL, Estimate, interval, mean
 from specrig.measurement.records import Record
 from specrig.reporting.documents.html_templates import html_template
-from specrig.results.grid import Grid, GridEntry, number, percent, range_of
+from specrig.results.grid import Grid, number, percent, range_of
 from specrig.results.labels import method_name, method_order, task_name
 from specrig.results.machine import commit, machine
 from specrig.results.study_data import StudyData, read_study
@@ -79,7 +79,7 @@ class Comparison:
         ], _prompts=[
             f"{row['prompts']}" if row["paired"] else f"{row['prompts']}, not the same" for row in row_dicts(self.cells)
         ])  # fmt: skip
-        levels = [name for name in LEVELS if self.cells[name].nunique() > 1]
+        levels = [name for name in LEVELS if len(set(self.cells[name])) > 1]
         return Grid.of(
             row_dicts(rows),
             {

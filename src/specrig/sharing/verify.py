@@ -89,7 +89,7 @@ def verify(folder: Path, show: Callable[[str], None]) -> Verification:
 
 
 def running_code() -> str:
-    """This code as `Manifest.code` names it."""
+    """The running code as `Manifest.code` names it."""
     git = code_version()
     changes = " with uncommitted changes" if git.get("dirty") else ""
     return f"SpecRig {__version__}" + (f", commit {git['commit'][:12]}{changes}" if git.get("commit") else "")
