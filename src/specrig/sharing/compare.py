@@ -22,7 +22,8 @@ from specrig.analysis.speedup import group_times, log_speedups
 from specrig.analysis.statistics import LEAST_UNITS, LEVEL, Estimate, interval, mean
 from specrig.measurement.records import Record
 from specrig.reporting.documents.html_templates import html_template
-from specrig.results.grid import Grid, number, percent, range_of
+from specrig.results.grid import Grid, GridEntry, number, percent, range_of, text
+from specrig.results.grid import interval as interval_text
 from specrig.results.labels import method_name, method_order, task_name
 from specrig.results.machine import commit, machine
 from specrig.results.study_data import StudyData, read_study
@@ -74,26 +75,22 @@ class Comparison:
     @property
     def table(self) -> Grid:
         """The cells for readers."""
-        rows = self.cells.assign(_method=[
-            method_name(row["method"], variant=row["variant"], lossless=row["lossless"]) for row in row_dicts(self.cells)
-        ], _prompts=[
-            f"{row['prompts']}" if row["paired"] else f"{row['prompts']}, not the same" for row in row_dicts(self.cells)
-        ])  # fmt: skip
         levels = [name for name in LEVELS if len(set(self.cells[name])) > 1]
         return Grid.of(
-            row_dicts(rows),
+            row_dicts(self.cells),
             {
-                **{name.replace("_", " "): lambda row, name=name: str(row[name]) for name in levels},
-                "method": lambda row: row["_method"],
-                "k": lambda row: str(row["k"]),
+                **{name.replace("_", " "): text(name) for name in levels},
+                "method": lambda row: method_name(row["method"], variant=row["variant"], lossless=row["lossless"]),
+                "k": text("k"),
                 "task": lambda row: task_name(row["task"]),
                 "speedup in A": range_of("speedup_a", "speedup_a_low", "speedup_a_high"),
                 "speedup in B": range_of("speedup_b", "speedup_b_low", "speedup_b_high"),
-                "B / A": lambda row: replace(
-                    range_of("ratio", "ratio_low", "ratio_high")(row),
+                "B / A": lambda row: GridEntry(
+                    number(row["ratio"]),
+                    interval_text(row["ratio_low"], row["ratio_high"]),
                     bold=row["ratio_low"] > 1 or row["ratio_high"] < 1,
                 ),
-                "prompts": lambda row: row["_prompts"],
+                "prompts": lambda row: str(row["prompts"]) + ("" if row["paired"] else ", not the same"),
                 "equal outputs": lambda row: (
                     f"{row['equal_outputs']} of {row['common_outputs']}" if row["common_outputs"] else "–"
                 ),
