@@ -57,7 +57,7 @@ advisories: $(READY_DEV)  ## ask PyPI for known vulnerabilities of what is insta
 
 # In an environment of its own, so that its pins and ours do not meet.
 DOCS_VENV := .venv-docs
-docs: $(DOCS_VENV)/ready  ## build the documentation and the gallery of studies into site/; every warning is an error
+docs: $(DOCS_VENV)/ready  ## build the documentation and the published reports into site/; every warning is an error
 	@NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --strict --quiet
 	echo "Documentation: site/index.html"
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from gzip import compress, decompress
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +21,9 @@ from specrig.models.pair import ModelError, PairFiles
 from specrig.results.study_data import read_study
 from specrig.results.study_results import StudyResults
 from specrig.runtime.types import DecodingError
-from specrig.sharing.archive import unpack
-from specrig.sharing.manifest import PublicationError
-from specrig.sharing.verify import check_records
 from specrig.study.load import load_study
 from specrig.study.traffic import Point
 
-PUBLISHED = Path(__file__).parents[2] / "reports" / "published" / "amd-epyc-engines"
 Damage = Callable[[bytes], bytes]
 
 
@@ -273,47 +268,6 @@ def test_a_long_name_of_a_column_is_cut(workplace: Path, capsys: pytest.CaptureF
     assert "configs/reported.csv:1: '[[[" in text and len(text) < 5000
 
 
-PUBLICATIONS: dict[str, tuple[str, Damage, str]] = {
-    "a manifest that is not UTF-8": ("manifest.json", lambda content: b"\xff\xfe" + content, "manifest.json"),
-    "an environment that is not UTF-8": (
-        "records/native/embedded/ngram/environment.json",
-        lambda content: b"\xff\xfe" + content,
-        "environment.json",
-    ),
-    "a bad zlib stream": (
-        "records/native/embedded/ngram/records.jsonl.gz",
-        lambda content: content[:200] + bytes(byte ^ 0x5A for byte in content[200:400]) + content[400:],
-        "records.jsonl.gz: cannot be unpacked",
-    ),
-    "an index of brackets": (
-        "records/native/embedded/ngram/index.json",
-        lambda _: b"[" * 100_000,
-        "records/native/embedded/ngram: not readable",
-    ),
-    "an empty audit": ("audit/records.csv", lambda _: b"", "audit: agrees with the records"),
-    "a table that is not UTF-8": ("tables/cells.csv", lambda content: b"\xff\xfe" + content, "cells.csv"),
-    "a cut study": ("study.json", lambda _: b"{", "study.json"),
-    "a cell elsewhere": (
-        "records/native/embedded/ngram/records.jsonl.gz",
-        lambda content: compress(decompress(content).replace(b'"task":"code"', b'"task":"../../../../../code"')),
-        "cannot name a file; restore the file",
-    ),
-    "a table elsewhere": (
-        "study.json",
-        lambda content: content.replace(b'"pairs.tsv"', b'"../../pairs.tsv"'),
-        "tables: pairs: ../../pairs.tsv is outside the publication",
-    ),
-}
-
-
-@pytest.mark.parametrize("kind", PUBLICATIONS)
-def test_a_damaged_publication_is_named(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file, damage, expected = PUBLICATIONS[kind]
-    folder = Path(shutil.copytree(PUBLISHED, tmp_path / "damaged"))
-    (folder / file).write_bytes(damage((folder / file).read_bytes()))
-    assert expected in printed(capsys, "verify", str(folder))
-
-
 INDEXES = [
     "[]",
     "{}",
@@ -336,20 +290,6 @@ def test_an_index_of_records_that_is_none_is_named(content: str, tmp_path: Path)
     for read in (read_study, lambda root: study_records(root / "records")):
         with pytest.raises(RecordError, match=r"index.json: damaged \("):
             read(study)
-
-
-@pytest.mark.parametrize("content", [*INDEXES, '{"cells": {"a": {"records": "../a.jsonl"}}}'])
-def test_an_index_of_a_publication_that_is_none_is_named(content: str, tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(PUBLISHED, tmp_path / "damaged"))
-    path = folder / "records/native/embedded/ngram/index.json"
-    path.write_text(content)
-    (damaged,) = [each for each in check_records(folder, [path]) if each.checked == "not readable"]
-    assert f"{path}: " in damaged.differences[0]
-    with pytest.raises(PublicationError, match=r"index.json: .*restore the file"):
-        unpack(folder, tmp_path / "unpacked")
-    path.write_text('{"cells": {"a": {"records": "a.jsonl"}}}')
-    job = next(each for each in check_records(folder, [path]) if each.file.endswith("ngram"))
-    assert "cell a: records whose hash is not the one in index.json" in job.differences
 
 
 LINES = "what the patient\u2028said \u0085 was"

@@ -18,7 +18,7 @@ from specrig.reporting.figures.drawings import drawings
 from specrig.reporting.figures.panels import SCREEN, NothingError
 from specrig.results.study_data import read_study
 from specrig.results.study_results import StudyResults
-from specrig.sharing.archive import pack, unpack
+from specrig.sharing.archive import pack
 from specrig.study.learning_curve import FILE
 from specrig.study.load import load_study
 from specrig.study.problems import StudyError
@@ -88,7 +88,7 @@ def test_it_is_drawn_from_the_study_and_from_its_publication_alone(workplace: Pa
     (folder / "study.json").write_text(json.dumps(config | {"rows": study.rows.model_dump(mode="json")}))
     (HEAD / FILE).unlink()
     pack(read_study(folder), [], workplace / "packed", [])
-    for each in (folder, unpack(workplace / "packed", workplace / "unpacked")):
+    for each in (folder, workplace / "packed"):
         handles, labels = figure_of(each).axes[0].get_legend_handles_labels()
         assert labels[:2] == ["p_eagle, k=4, decoded on questions", "p_eagle (nodes=10), k=4, decoded on questions"]
         assert "others" in labels[2] and len(labels) == 3

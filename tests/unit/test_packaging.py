@@ -176,9 +176,9 @@ def test_the_forges_files_fit_the_package(repository: Path) -> None:
         assert {"name", "description", "body"} <= form.keys(), path.name
 
 
-def test_a_changed_publication_is_verified_and_a_forged_one_is_named(repository: Path, tmp_path: Path) -> None:
+def test_a_changed_publication_is_verified_and_what_differs_is_named(repository: Path, tmp_path: Path) -> None:
     """The command of `.github/workflows/verify.yml`, in a repository of its own."""
-    name = "amd-epyc-engines"
+    name = "nvidia-h200-shapes"
     copy = tmp_path / "copy"
     shutil.copytree(repository / ".github", copy / ".github")
     (copy / "reports/published").mkdir(parents=True)
@@ -190,11 +190,11 @@ def test_a_changed_publication_is_verified_and_a_forged_one_is_named(repository:
     subprocess.run([*git, "commit", "--quiet", "--allow-empty", "-m", "before"], check=True)
     folder = copy / "reports/published" / name
     shutil.copytree(repository / "reports/published" / name, folder)
-    table = folder / "tables/speedup.csv"
+    table = folder / "tables/simulated.csv"
     table.write_text(table.read_text().replace("1.", "3.", 1))
     subprocess.run([*git, "add", "."], check=True)
     found = subprocess.run([copy / ".github/verify", "HEAD"], capture_output=True, text=True)
     assert found.returncode == 1, found.stderr
     [row] = [line for line in found.stdout.splitlines() if line.startswith(f"| {name} |")]
-    assert "**not verified**<br>tables/speedup.csv: changed since it was published" in row
+    assert "**not verified**<br>manifest.json: tables/simulated.csv: changed since it was published" in row
     assert "published hash" not in row and "{" not in row, "what agrees is not listed"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import gzip
+import io
 import json
 import re
 import shutil
+import tarfile
 from collections.abc import Callable, Iterator
-from hashlib import sha256
 from pathlib import Path
 
 import pandas as pd
@@ -15,20 +15,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from synthetic import write_study
-from test_pdf import inflated
 
 from specrig.audit.multiple_testing import REFERENCE
 from specrig.cli import main
 from specrig.measurement.attempts import attempt_file
-from specrig.measurement.records import SCHEMA_VERSION, read_records
+from specrig.measurement.records import SCHEMA_VERSION, RecordError
 from specrig.results.study_data import read_study
 from specrig.sharing import archive, publish, scrub
-from specrig.sharing.archive import unpack
-from specrig.sharing.manifest import PublicationError, file_hashes, read_manifest
+from specrig.sharing.archive import ARCHIVE, compress, unpacked
+from specrig.sharing.index import index_markdown
+from specrig.sharing.manifest import PublicationError, PublishedPair, PublishedSpeedup, file_hashes, read_manifest
 from specrig.sharing.publish import publish as publish_study
-from specrig.sharing.publish import unpacked
-from specrig.sharing.table_differences import compare_csv
-from specrig.sharing.verify import verify
+from specrig.sharing.verify import Verification, verify
 from specrig.study.load import load_study
 from specrig.study.study import Study
 
@@ -132,295 +130,236 @@ def copy(publication: Path, tmp_path: Path) -> Path:
 
 
 def contents(folder: Path) -> dict[str, str]:
-    return {
-        str(path.relative_to(folder)): (
-            gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        ).decode()
-        for path in folder.rglob("*")
-        if path.is_file() and path.suffix != ".pdf"
-    }
+    """Name -> text of every file of a publication, those in its archive included."""
+    texts = {path.name: path.read_text() for path in folder.rglob("*") if path.suffix not in ("", ".pdf", ".xz")}
+    with tarfile.open(folder / ARCHIVE) as tar:
+        return texts | {member.name: tar.extractfile(member).read().decode() for member in tar}
 
 
 def write_hashes(folder: Path) -> None:
-    """Make the hashes agree again, as somebody would who wants a change to pass."""
-    for index in (folder / "records").rglob("index.json"):
-        cells: dict[str, list[str]] = {}
-        for _, line in archive.read_lines(index.parent):
-            cells.setdefault(archive.Record.model_validate_json(line).cell.slug, []).append(line)
-        content = json.loads(index.read_text())
-        for slug, entry in content["cells"].items():
-            entry["sha256"] = sha256("".join(f"{line}\n" for line in cells[slug]).encode()).hexdigest()
-        index.write_text(json.dumps(content))
+    """Make the hashes agree again, so that what lies behind them is looked at."""
     manifest = read_manifest(folder)
     manifest.files = file_hashes(folder)
     (folder / "manifest.json").write_text(manifest.model_dump_json())
 
 
-def checked(folder: Path, *, render: bool = False) -> tuple[bool, list[str]]:
+def verified(folder: Path) -> tuple[Verification, str]:
     lines: list[str] = []
-    good = not verify(folder, lines.append, render=render).wrong
-    return good, [re.sub(r"^\[\d+/\d+\] ", "", line) for line in lines]  # without how far it had come
+    return verify(folder, lines.append), "\n".join(lines)
 
 
-def change_record(folder: Path, change: Callable[[dict], None]) -> dict:
-    """Rewrite the first record of a job; returns it as it was."""
-    path = folder / "records/native/embedded/draft_model/records.jsonl.gz"
-    lines = gzip.decompress(path.read_bytes()).decode().split("\n")
-    before = json.loads(lines[0])
-    record = json.loads(lines[0])
-    change(record)
-    path.write_bytes(archive.compressed("\n".join([json.dumps(record), *lines[1:]])))
-    return before
+def change_record(folder: Path, change: Callable[[dict], None]) -> None:
+    """Change the first record of a cell in the archive, and the hashes."""
+    with unpacked(folder) as results:
+        path = results / "records/native/embedded/draft_model/code-k2-t0-b1.jsonl"
+        first, *rest = path.read_text().split("\n")
+        record = json.loads(first)
+        change(record)
+        path.write_text("\n".join([json.dumps(record), *rest]))
+        compress(results, folder / ARCHIVE)
+    write_hashes(folder)
 
 
 def test_nothing_of_the_machine_or_of_the_users_data_is_published(publication: Path) -> None:
-    found = contents(publication)
-    for name, text in found.items():
+    texts = contents(publication)
+    for name, text in texts.items():
         for trace in (USER, HOST, "buildbox7", "/home/", ":8000", str(publication.parent.parent)):
             assert trace not in text, f"{name} tells {trace}"
-    records = [
-        json.loads(line)
-        for name, text in found.items()
-        if name.endswith("records.jsonl.gz")
-        for line in text.split("\n")
-        if line
-    ]
-    texts = {record["cell"]["task"]: record["text"] for record in records}
-    assert texts == {"code": SECRET, "private": ""}  # what a model wrote on embedded prompts stays
+    lines = [text.split("\n") for name, text in texts.items() if re.match(r"records/.*\.jsonl", name)]
+    records = [json.loads(line) for text in lines for line in text if line]
+    assert {record["cell"]["task"]: record["text"] for record in records} == {"code": SECRET, "private": ""}
     assert not [record for record in records if record["ends"] and not record["text"]], "nor the lengths of its words"
-    assert all("patient" not in text for name, text in found.items() if "records" not in name and name != "report.html")
-    assert all("library's own text" not in text and "def f()" not in text for text in found.values())
-    assert not [name for name in found if re.search(r"prompts|safetensors|\.png$|\.tex$", name)]
-    rows = {line.partition("\t")[0]: line for line in found["tasks.tsv"].split("\n")}
-    assert "\tprivate.jsonl\t" in rows["private"] and "code" in rows, "the study's own row, without its path"
-    assert "unused" not in rows and "pairs.tsv" in found, "another's row with a path of this machine stayed at home"
-    environment = json.loads(found["records/native/embedded/ngram/environment.json"])
+    assert all(
+        "patient" not in text for name, text in texts.items() if "records/" not in name and name != "report.html"
+    )
+    assert all("library's own text" not in text and "def f()" not in text for text in texts.values())
+    rows = {line.partition("\t")[0] for line in texts["tasks.tsv"].split("\n")}
+    assert "code" in rows and "unused" not in rows, "a row with a path of this machine stayed at home"
+    environment = json.loads(texts["records/native/embedded/ngram/environment.json"])
     assert environment["models"]["target"]["source"] == "llama"
     assert environment["engine"]["options"]["url"] == scrub.SERVER
-    failed = json.loads(found["records/native/embedded/ngram/index.json"])["failed"]
+    failed = json.loads(texts["records/native/embedded/ngram/index.json"])["failed"]
     assert failed == {"code-k2-t0-b1": f"OSError: x.bin: No space left, hidden; {scrub.SERVER} fell silent"}
+    assert "records/native/embedded/draft_model/replicate-1/code-k2-t0-b1.jsonl" in texts
 
 
-def test_files_are_small_and_the_report_finds_its_neighbours(publication: Path) -> None:
+def test_a_publication_is_small_and_its_report_finds_its_neighbours(publication: Path) -> None:
     assert publication.name == "synthetic-processor-demo"
-    assert max(path.stat().st_size for path in publication.rglob("*") if path.is_file()) <= archive.LIMIT
-    printed, report = (publication / "report.pdf").read_bytes(), (publication / "report.html").read_text()
-    assert printed.startswith(b"%PDF-")
-    titles = b"".join([printed, *inflated(printed)])
-    assert ("Quality of the outputs" in report) == (b"Quality of the outputs" in titles) is True
+    files = {path.relative_to(publication).as_posix() for path in publication.rglob("*") if path.is_file()}
+    assert {"manifest.json", "study.json", ARCHIVE, "report.html", "report.pdf", "tables/cells.csv"} <= files
+    assert {Path(name).suffix for name in files} == {".json", ".xz", ".html", ".pdf", ".csv"}
+    report = (publication / "report.html").read_text()
     links = [link for link in re.findall(r'(?:src|href)="([^"]+)"', report) if not link.startswith(("#", "data:"))]
-    assert report.count("<svg") >= 5 and "tables/cells.csv" in links and "records/native/embedded/ngram/" in links
-    assert all((publication / link).exists() for link in links), links
+    assert report.count("<svg") >= 5 and {"tables/cells.csv", "study.json"} <= set(links) <= files
 
 
-def test_what_was_published_follows_from_its_records(publication: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    good, lines = checked(publication, render=True)
-    assert good, lines
-    assert {"✓ tables/cells.csv: recomputed", "✓ figures/heatmap.svg: rendered again"} <= set(lines)
-    assert (
-        main(["verify", str(publication), "--no-render"]) == 0
-        and "follow from the published records" in capsys.readouterr().out
+def test_the_index_lists_what_was_published(publication: Path) -> None:
+    index = (publication.parent / "README.md").read_text()
+    assert index == index_markdown({publication.name: read_manifest(publication)})
+    assert f"[{publication.name}]({publication.name}/report.html)" in index
+    assert (publication.parent / "headline.svg").read_text().count("<svg") == 1
+
+
+def test_the_fastest_of_a_pair_is_a_fair_method_on_most_tasks() -> None:
+    def speedup(method: str, value: float, tasks: int, *, fair: bool) -> PublishedSpeedup:
+        return PublishedSpeedup(method=method, label=method, speedup=value, low=1, high=9, tasks=tasks, fair=fair)
+
+    lossy, narrow, wide = (
+        speedup(*row[:3], fair=row[3]) for row in [("a", 3, 2, False), ("b", 2, 1, True), ("c", 1.5, 2, True)]
     )
+    pair = PublishedPair(engine="native", pair="p", precision="", cells=3, speedups=[lossy, narrow, wide])
+    assert pair.fastest == wide
+    assert pair.model_copy(update={"speedups": [lossy]}).fastest is None
 
 
-def test_every_replicate_is_published_and_read_back(publication: Path) -> None:
-    folders = sorted(
-        path.parent.relative_to(publication / "records").as_posix() for path in publication.rglob("index.json")
-    )
-    job = "native/embedded/draft_model"
-    assert folders[:2] == [job, f"{job}/replicate-1"] and len(folders) == 4
-    with unpacked(publication) as results:
-        found = read_study(results).cells["native/embedded/draft_model/code-k2-t0-b1"]
-    assert sorted((record.replicate, record.prompt_id) for record in found) == [
-        (r, f"code-{n}") for r in (0, 1) for n in range(3)
-    ]
+def test_what_was_published_follows_from_its_records(publication: Path) -> None:
+    verification, text = verified(publication)
+    assert verification.recomputed and not verification.differences, text
+    assert "✓ tables/cells.csv: recomputed" in text and "All tables follow from the records." in text
 
 
-def test_attempts_that_do_not_count_are_published_and_judged(copy: Path, tmp_path: Path) -> None:
-    job = copy / "records/native/embedded/draft_model"
-    slugs = [f"{task}-k2-t0-b1" for task in sorted(CONFIG["tasks"])]
-    restored = unpack(copy, tmp_path / "restored") / job.relative_to(copy)
-    assert [path.name for path in sorted(restored.glob("*.attempt-*"))] == [f"{slug}.jsonl.attempt-2" for slug in slugs]
-    assert list(read_records(restored / f"{slugs[0]}.jsonl.attempt-2")) == list(
-        read_records(restored / f"{slugs[0]}.jsonl")
-    )
-
-    (job / "attempt-2.jsonl.gz").rename(job / "attempt-1.jsonl.gz")  # as if a later, no quieter attempt counted
-    write_hashes(copy)
-    passed, lines = checked(copy)
-    assert not passed
-    for slug in slugs:
-        assert any(f"cell {slug}: attempt 2 counts, though attempt 1 was disturbed no more" in line for line in lines)
-
-
-def test_a_changed_number_in_a_table_is_named_even_with_new_hashes(
-    copy: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_changed_file_and_a_changed_number_are_named(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = copy / "tables" / "cells.csv"
     table = pd.read_csv(path)
+    row = table.loc[3].copy()
     table.loc[3, "speedup"] *= 1.001
-    table.to_csv(path, index=False)
-    assert main(["verify", str(copy)]) == 1
-    assert "tables/cells.csv: hash\n    changed since it was published" in capsys.readouterr().out
-    write_hashes(copy)
-    good, lines = checked(copy)
-    row = table.loc[3]
-    named = [line for line in lines if "column speedup: published" in line]
-    assert not good and len(named) == 1
-    assert f"method {row.method}, k {row.k}, task {row.task}" in named[0] and str(row.speedup) in named[0]
-
-
-def test_a_report_or_figure_that_is_not_its_records_is_named(copy: Path) -> None:
-    """Other libraries place letters elsewhere: then nothing is compared, and the way to compare is named."""
-    for name, old, new in (
-        ("report.html", "<td", "<td title='9.99'"),
-        ("figures/heatmap.svg", "<path d=", "<path d='M 1 2 L 3 4' data="),
-    ):
-        text = (copy / name).read_text()
-        (copy / name).write_text(text.replace(old, new, 1))
-    (copy / "figures/order.svg").unlink()
-    write_hashes(copy)
-    good, lines = checked(copy, render=True)
-    wrong = [line for line in lines if line.startswith("✗")]
-    assert not good and wrong == [
-        f"✗ {name}: rendered again" for name in ("figures/heatmap.svg", "figures/order.svg", "report.html")
-    ]
-    assert any(line.startswith("    line ") and "title='9.99'" in line for line in lines)
-    manifest = read_manifest(copy)
-    manifest.libraries["matplotlib"] = "3.0"
-    (copy / "manifest.json").write_text(manifest.model_dump_json())
-    good, lines = checked(copy, render=True)
-    assert good and any("git checkout" in line and "matplotlib 3.0" in line for line in lines)
-
-
-def test_a_changed_score_is_named(copy: Path) -> None:
-    path = copy / "scores.jsonl.gz"
-    first, *rest = gzip.decompress(path.read_bytes()).decode().split("\n")
-    score = json.loads(first)
-    score["statistics"][0] += 5
-    path.write_bytes(archive.compressed("\n".join([json.dumps(score), *rest])))
-    write_hashes(copy)
-    good, lines = checked(copy)
-    named = [line for line in lines if f"task {score['task']}" in line and "column score: published" in line]
-    assert not good and len(named) == 1 and f"method {score['method']}" in named[0]
-
-
-@pytest.mark.parametrize("forged", [False, True])
-def test_a_changed_token_count_is_named(copy: Path, forged: bool) -> None:
-    record = change_record(copy, lambda record: record["run"]["rounds"]["emitted"].__setitem__(0, 99))
-    if forged:
-        write_hashes(copy)
-    good, lines = checked(copy)
-    text = "\n".join(lines)
-    slug = "code-k2-t0-b1"
-    assert not good
-    assert f"cell {slug}, prompt {record['prompt_id']}, run:" in text and "its rounds emitted" in text
-    assert (f"cell {slug}: records whose hash is not the one in index.json" in text) is not forged
-    assert "task code, temperature 0.0, batch_size 1, column acceptance_length: published" in text
-
-
-def test_tokens_taken_away_where_rounds_agree_show_in_the_tables(copy: Path) -> None:
-    def shorten(record: dict) -> None:
-        record["run"]["tokens"].pop()
-        record["run"]["rounds"]["emitted"][-1] -= 1
-
-    change_record(copy, shorten)
-    write_hashes(copy)
-    good, lines = checked(copy)
-    assert not good and any("k 2, task code" in line and "column tokens: published" in line for line in lines)
-    assert not any("its rounds emitted" in line for line in lines)
-
-
-def test_a_first_pass_that_verified_drafts_is_a_round_of_its_own(copy: Path) -> None:
-    """As in transformers, whose first pass takes drafts beside the prompt: what it emitted stands in both counts."""
-
-    def with_the_first(record: dict) -> None:
-        first = {"drafted": 0, "depth": 0, "accepted": 0, "emitted": record["run"]["prefill_tokens"]}
-        for name, value in first.items():
-            record["run"]["rounds"][name].insert(0, value)
-
-    before = change_record(copy, with_the_first)
-    assert sum(before["run"]["rounds"]["emitted"]) == len(before["run"]["tokens"]) - before["run"]["prefill_tokens"]
-    assert not any("its rounds emitted" in line for line in checked(copy)[1])
-    change_record(copy, lambda record: record["run"]["tokens"].pop())
-    assert any("its rounds emitted" in line for line in checked(copy)[1])
-
-
-def test_missing_extra_and_broken_files_are_named(copy: Path) -> None:
-    (copy / "tables" / "speedup.md").unlink()
+    table.iloc[::-1].to_csv(path, index=False)  # rows are known by name, not by place
     (copy / "notes.txt").write_text("x")
-    path = copy / "records/native/embedded/ngram/records.jsonl.gz"
-    path.write_bytes(path.read_bytes()[:-20])
-    good, lines = checked(copy)
-    text = "\n".join(lines)
-    assert not good
-    assert "tables/speedup.md: hash\n    missing" in text and "notes.txt: hash\n    not in the manifest" in text
-    assert "records.jsonl.gz: cannot be unpacked" in text and "tables: not recomputed" in text
-
-
-def test_tables_of_newer_code_are_no_fault_of_a_publication(copy: Path) -> None:
-    for end in ("csv", "md"):
-        (copy / "tables" / f"speedup.{end}").unlink()
+    (copy / "tables" / "speedup.csv").unlink()
+    assert main(["verify", str(copy)]) == 1
+    text = capsys.readouterr().out
+    assert "tables/cells.csv: changed since it was published" in text
+    assert "notes.txt: not in the manifest" in text and "tables/speedup.csv: missing" in text
     write_hashes(copy)
-    good, lines = checked(copy)
-    assert good and lines.count("    this code computes it, the publication does not have it") == 2
+    verification, text = verified(copy)
+    [named] = [line for line in text.splitlines() if "column speedup: published" in line]
+    assert verification.differences == 1
+    assert f"method {row.method}, k {row.k}, task {row.task}" in named and str(row.speedup) in named
 
 
-def test_columns_of_another_version_are_told_from_changed_numbers(copy: Path) -> None:
+def test_tables_and_columns_of_other_code_are_named_and_no_fault(copy: Path) -> None:
     path = copy / "tables" / "cells.csv"
-    table = pd.read_csv(path)
-    table.drop(columns="alpha").to_csv(path, index=False)
+    pd.read_csv(path).drop(columns="alpha").assign(beta=1.0).to_csv(path, index=False)
+    shutil.copyfile(path, copy / "tables" / "older.csv")
+    (copy / "tables" / "speedup.csv").unlink()
     write_hashes(copy)
-    good, lines = checked(copy)
-    assert good and "    column alpha: this code computes it, the publication does not have it" in lines
-    assert any("computes more than SpecRig" in line for line in lines)
+    verification, text = verified(copy)
+    assert not verification.differences
+    assert "columns that only one of the two has: beta, alpha" in text
+    assert "this code does not make this table" in text and "this code makes more: speedup.csv" in text
 
-    table.assign(beta=1.0).to_csv(path, index=False)
-    manifest = read_manifest(copy)
-    manifest.commit = "f" * 40
-    (copy / "manifest.json").write_text(manifest.model_dump_json())
+
+def test_of_records_of_another_schema_the_hashes_are_checked_and_the_code_is_named(copy: Path) -> None:
+    path = copy / "manifest.json"
+    older = {"record_schema": SCHEMA_VERSION - 1, "commit": "f" * 40}
+    path.write_text(json.dumps(json.loads(path.read_text()) | older))
+    verification, text = verified(copy)
+    assert not verification.differences and not verification.recomputed
+    assert f"To check them: git checkout {'f' * 40}" in text and "All files are as they were published." in text
+    (copy / "study.json").write_text("{}")
+    assert verified(copy)[0].differences == 1
+
+
+RULES: dict[str, tuple[Callable[[dict], object], str]] = {
+    "no such cell": (lambda record: record["cell"].update(k=9), "study.json does not list it"),
+    "too long": (lambda record: record["run"]["tokens"].append(1), "25 tokens, and max_new_tokens is 24"),
+    "too short": (lambda record: record["run"]["tokens"].pop(), "stopped by length after 23 of 24 tokens"),
+    "emitted": (lambda record: record["run"]["rounds"]["emitted"].__setitem__(0, 99), "its rounds emitted"),
+    "accepted": (lambda record: record["run"]["rounds"]["accepted"].__setitem__(0, 9), "round 1 accepted 9 of"),
+    "drafted": (lambda record: record["run"]["rounds"]["depth"].__setitem__(0, 3), "3 deep, at k = 2"),
+    "rounds": (lambda record: record["run"]["rounds"]["depth"].pop(), "depth, accepted and emitted have"),
+    "baseline": (
+        lambda record: record["baseline"]["rounds"].update(record["run"]["rounds"]),
+        "baseline: round 1 drafted 2 tokens, 2 deep, at k = 0",
+    ),
+    "overlap": (lambda record: record["run"].update(overlap=99.0), "overlap 99 of"),
+    "counts": (
+        lambda record: record["run"].update(counts={"rounds": 12, "drafted": 4, "accepted": 12}),
+        "accepted 12 of 4 drafted tokens",
+    ),
+    "time": (lambda record: record["run"].update(decode_s=-1.0), "times of"),
+    "prefill": (lambda record: record["run"].update(prefill_s=0.001), "ends before the first token"),
+    "passes": (lambda record: record["run"].update(decode_s=0.001), "decoded in 0.001 s, its passes took"),
+    "prompt": (lambda record: record.update(prompt_id="code-1"), "replicate 0, repeat 0: prompts code-1, code-1"),
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_record_that_breaks_a_rule_is_named(rule: str, copy: Path) -> None:
+    change, expected = RULES[rule]
+    change_record(copy, change)
+    with unpacked(copy) as results:
+        from specrig.sharing.rules import violations
+
+        broken = list(violations(load_study(results / "study.json"), read_study(results)))
+    assert any(expected in sentence for sentence in broken), broken
+    assert all("code-k" in sentence for sentence in broken), "no other cell is accused"
+
+
+def test_a_cell_that_the_study_lists_is_not_missing(copy: Path) -> None:
+    with unpacked(copy) as results:
+        index = results / "records/native/embedded/draft_model/replicate-1/index.json"
+        content = json.loads(index.read_text())
+        del content["cells"]["code-k2-t0-b1"]
+        index.write_text(json.dumps(content))
+        compress(results, copy / ARCHIVE)
     write_hashes(copy)
-    good, lines = checked(copy)
-    assert not good and "    column beta: published, and this code does not compute it" in lines
-    assert any("Other code made this publication" in line and "f" * 40 in line for line in lines)
-    manifest = read_manifest(copy)
-    manifest.dirty = True
-    (copy / "manifest.json").write_text(manifest.model_dump_json())
-    _, lines = checked(copy)
-    assert any("Other code made this publication" in line for line in lines)
+    _, text = verified(copy)
+    assert "cell native/embedded/draft_model/code-k2-t0-b1, replicate 1: study.json lists it, and it is missing" in text
 
 
-def test_a_publication_is_rendered_anew_from_its_own_records(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    before = contents(copy)
-    (copy / "tables" / "cells.md").write_text("as older code wrote it")
-    (copy / "figures" / "heatmap.svg").unlink()
-    capsys.readouterr()
-    assert main(["publish", str(copy), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"folder": str(copy), "notes": []}
-    after = contents(copy)
-    assert before.keys() == after.keys()
-    assert {name for name in after if after[name] != before[name]} <= {"manifest.json"}
-    assert checked(copy)[0]
-    change_record(copy, lambda record: record["run"]["tokens"].pop())
-    with pytest.raises(PublicationError, match=r"records.jsonl.gz was changed since it was published"):
-        publish.rerender(copy)
+def archive_of(folder: Path, name: str, content: bytes) -> None:
+    with tarfile.open(folder / ARCHIVE, "w:xz") as tar:
+        entry = tarfile.TarInfo(name)
+        entry.size = len(content)
+        tar.addfile(entry, io.BytesIO(content))
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "a cut archive": lambda folder: (folder / ARCHIVE).write_bytes((folder / ARCHIVE).read_bytes()[:-200]),
+    "no archive": lambda folder: (folder / ARCHIVE).unlink(),
+    "a file elsewhere": lambda folder: archive_of(folder, "../../elsewhere.txt", b"x"),
+    "records elsewhere": lambda folder: archive_of(
+        folder, "records/native/p/ngram/index.json", b'{"cells": {"a": {"records": "../../a.jsonl"}}}'
+    ),
+    "a cut study": lambda folder: (folder / "study.json").write_text("{"),
+    "a table elsewhere": lambda folder: (folder / "study.json").write_text(
+        (folder / "study.json").read_text().replace('"pairs.tsv"', '"../../pairs.tsv"')
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_an_archive_that_is_damaged_or_reaches_out_of_its_folder_is_refused(damage: str, copy: Path) -> None:
+    DAMAGES[damage](copy)
+    with pytest.raises(PublicationError, match="restore the file"), unpacked(copy):
+        pass
+    assert not (copy.parent / "elsewhere.txt").exists()
+    assert "✗ records.tar.xz: not readable" in verified(copy)[1]
+
+
+def test_an_archive_that_would_fill_the_disk_is_refused(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archive, "MOST_BYTES", 1 << 20)
+    archive_of(copy, "zeros", bytes(2 << 20))
+    assert (copy / ARCHIVE).stat().st_size < 10_000
+    with pytest.raises(PublicationError, match="more than 1 MiB unpacked"), unpacked(copy):
+        pass
 
 
 @pytest.mark.parametrize("folder", PUBLISHED, ids=[path.name for path in PUBLISHED])
-def test_what_the_repository_publishes_follows_from_its_records(folder: Path) -> None:
-    """Fails after a change of what tables say: `specrig publish <folder>` renders the publication anew from its
-    records.
-    """
-    good, lines = checked(folder)
-    assert good, "\n".join(line for line in lines if not line.startswith("✓"))
-    assert max(path.stat().st_size for path in folder.rglob("*")) <= archive.LIMIT
+def test_what_the_repository_publishes_is_as_it_was_published(folder: Path) -> None:
+    """Publications are frozen: code may change what it computes, and these files stay."""
+    manifest = read_manifest(folder)
+    assert (
+        file_hashes(folder) == manifest.files and re.fullmatch("[0-9a-f]{40}", manifest.commit) and not manifest.dirty
+    )
+    assert sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) <= 2 << 20
 
 
-def test_records_of_a_later_schema_are_refused_with_the_code_to_take(copy: Path) -> None:
-    path = copy / "manifest.json"
-    path.write_text(path.read_text().replace(f'"record_schema": {SCHEMA_VERSION}', '"record_schema": 7'))
-    with pytest.raises(PublicationError, match=r"record schema 7.*verify with the code that made it, SpecRig"):
-        checked(copy)
+def test_the_index_in_the_repository_is_of_its_publications(repository: Path) -> None:
+    manifests = {path.name: read_manifest(path) for path in PUBLISHED}
+    assert len(manifests) == 8
+    assert (repository / "reports/published/README.md").read_text() == index_markdown(manifests)
 
 
 def test_what_is_not_finished_or_in_the_way_is_not_published(workplace: Path) -> None:
@@ -440,46 +379,18 @@ def test_what_is_not_finished_or_in_the_way_is_not_published(workplace: Path) ->
     assert [path.name for path in to.iterdir()] == ["mine"]
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "place"),
-    [
-        ("audit/records.csv", b"\xff\xfe", "records.csv: cannot be read"),
-        ("models/embedded/draft/training.jsonl", b"\xff\xfe", "training.jsonl: cannot be read"),
-        ("records/native/embedded/draft_model/code-k2-t0-b1.jsonl.attempt-2", b"[\n", "attempt-2:1: not a record"),
-        (
-            "records/native/embedded/draft_model/code-k2-t0-b1.jsonl.attempt-2",
-            b"[" * 100_000,
-            "attempt-2:1: not a record",
-        ),
-    ],
-)
-def test_a_damaged_file_that_would_be_published_is_named(
-    name: str, content: bytes, place: str, workplace: Path
-) -> None:
-    study = finished(workplace)
-    path = study.root / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content)
-    with pytest.raises(PublicationError, match=rf"{path.name}.*; restore the file") as raised:
-        archive.pack(read_study(study.root), [], workplace / "packed", [])
-    assert place in str(raised.value)
-
-
 def test_a_trace_that_slips_through_stops_the_publication(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl.gz").write_bytes(archive.compressed('{"x": 1}\n{"x": "/srv/jdoe42/y"}\n'))
-    with pytest.raises(PublicationError, match=r"a.jsonl.gz:2 holds '/srv/jdoe42'"):
+    (tmp_path / "a.json").write_text('{"x": 1}\n{"x": "/srv/jdoe42/y"}\n')
+    with pytest.raises(PublicationError, match=r"a.json:2 holds '/srv/jdoe42'"):
         scrub.check_no_traces(tmp_path, ["/srv/jdoe42"], [])
     scrub.check_no_traces(tmp_path, ["/srv/jdoe4"], [])
 
 
-def test_large_jobs_are_divided_and_read_back_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(archive, "LIMIT", 300)
-    lines = [json.dumps({"n": n, "noise": sha256(str(n).encode()).hexdigest()}) for n in range(50)]
-    parts = archive._parts(lines)
-    assert len(parts) > 9 and all(len(part) <= 300 for part in parts)
-    for number, part in enumerate(parts, 1):
-        (tmp_path / f"records-{number}.jsonl.gz").write_bytes(part)
-    assert [line for _, line in archive.read_lines(tmp_path)] == lines
+def test_a_damaged_file_that_would_be_published_is_named(workplace: Path) -> None:
+    study = finished(workplace)
+    (study.root / "records/native/embedded/draft_model/private-k2-t0-b1.jsonl").write_bytes(b"{}\n[\n")
+    with pytest.raises((PublicationError, RecordError), match=r"private-k2-t0-b1.jsonl:[12]: not a record"):
+        archive.pack(read_study(study.root), [], workplace / "packed", [])
 
 
 def test_hardware_names_the_gpu_before_the_processor() -> None:
@@ -510,26 +421,3 @@ def test_paths_are_cut_to_their_last_part(path: str, before: str, after: str) ->
 )
 def test_what_is_no_path_of_the_machine_stays(text: str) -> None:
     assert scrub.scrub_text(text, ["vm"]) == text
-
-
-@given(st.data())
-def test_any_changed_value_is_named_by_row_and_column(data: st.DataObject) -> None:
-    import tempfile
-
-    frame = pd.DataFrame(
-        {"method": ["a", "a", "b"], "k": [1, 2, 1], "x": [0.1, 2.5, -3.0], "y": [1e-7, float("nan"), 9.0]}
-    )
-    row, column = data.draw(st.integers(0, 2)), data.draw(st.sampled_from(["x", "y"]))
-    value = data.draw(st.floats(-10, 10).filter(lambda value: not abs(value - frame.loc[row, column]) <= 1e-8))
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        (folder / "tables").mkdir()
-        frame.to_csv(folder / "ours.csv", index=False)
-        changed = frame.copy()
-        changed.loc[row, column] = value
-        changed.iloc[::-1].to_csv(folder / "tables" / "t.csv", index=False)  # rows are found by name, not by place
-        differences, remarks = compare_csv(folder / "ours.csv", folder, "t")
-    assert remarks == [] and len(differences) == 1
-    assert differences[0].startswith(
-        f"row method {frame.method[row]}, k {frame.k[row]}, column {column}: published {value}"
-    )

@@ -103,7 +103,7 @@ def printed(arguments: list[str], width: int | None) -> str:
 
 PUBLISHED = Path(__file__).parents[2] / "reports/published"
 COMMANDS = {
-    "compare": ["compare", *(str(PUBLISHED / name) for name in ("amd-epyc-smollm2", "amd-epyc-zen5-smollm2"))],
+    "compare": ["compare", *(str(PUBLISHED / name) for name in ("intel-xeon-quick", "amd-epyc-zen4-quick"))],
     "methods": ["methods"],
     "advise": ["advise", "llama31_8b"],
     "plan": ["plan", "configs/embedded.yaml"],

@@ -49,8 +49,7 @@ from specrig.reporting.tables.files import write_tables
 from specrig.results.labels import DISTURBED_NOTE
 from specrig.results.study_data import read_study
 from specrig.results.traffic_table import crossover_sentences, traffic_grid
-from specrig.sharing.archive import pack, published_points, unpack
-from specrig.sharing.checks.audit import audit_differences
+from specrig.sharing.archive import pack
 from specrig.study.load import load_study
 from specrig.study.problems import StudyError
 from specrig.study.study import Study
@@ -521,9 +520,8 @@ def test_a_study_has_its_traffic_in_tables_figure_and_page(make_study: MakeStudy
     folder = study.root / "traffic/server/p/ngram"
     shutil.copy(folder / "t-k4-t0-b1-c1.jsonl", folder / "t-k4-t0-b1-c9.jsonl")  # of a load that has left the study
     pack(read_study(study.root), [], published, [])
-    again = study_turns(unpack(published, Path("unpacked")))[0]
-    assert list(again.values()) == list(study_turns(study.root)[0].values())
-    assert len(published_points(published)) == 3
+    turns = study_turns(published)[0]
+    assert list(turns.values()) == list(study_turns(study.root)[0].values()) and len(turns) == 3
     assert damaged_points(folder) == []
     (folder / "index.json").write_text('{"points": [')
     assert damaged_points(folder) == ["index.json"]
@@ -543,23 +541,16 @@ def test_the_audit_judges_answers_under_load(make_study: MakeStudy, urls: dict[s
         (row,) = (row for row in row_dicts(pd.read_csv(out)) if row["test"] == UNDER_LOAD)
         return row
 
-    def contradicted(turns: list[Turn]) -> list[str]:
-        found = audit_differences(study.root, study, list(study.grid.cells), [], [turns])
-        return [text for text in found if UNDER_LOAD in text]
-
     served = sum(len(turn.requests) for turn in point if not turn.is_baseline)
     row = audited(point)
     assert row["passed"] and row["samples"] == row["identical"] == served and row["ks"] == K
-    assert contradicted(point) == []
     wrong = [turn.model_copy(deep=True) for turn in point]
     tokens = next(turn for turn in wrong if not turn.is_baseline).requests[0].tokens
     tokens[2] = (tokens[2] + 1) % 500
-    assert any("identical to plain decoding's" in text for text in contradicted(wrong)), "the audit of other answers"
     audit_records(study, [], study.root, out, [wrong])
     assert list(pd.read_csv(out)["test"]) == [UNDER_LOAD], "also of a pair without records"
     row = audited(wrong)
     assert not row["passed"] and row["identical"] == served - 1 and "1 differ otherwise" in row["finding"]
-    assert contradicted(wrong) == []
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ for verb in (
 ):
     app.command()(verb)
 app.add_typer(serve.serve, name="serve")
-for verb in (plan.schema, measure.remeasure, train.pack_weights, share.gallery):
+for verb in (plan.schema, measure.remeasure):
     app.command(hidden=True)(verb)
 stage = typer.Typer(no_args_is_help=True, help="Run one stage of the workflow by hand, as its rules do (docs/cli.md).")
 for verb in (

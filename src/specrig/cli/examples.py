@@ -30,10 +30,6 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "stage train": ("specrig stage train --study configs/embedded.yaml --pair embedded --model draft",),
     "stage write-text": ("specrig stage write-text --study configs/embedded.yaml --pair embedded",),
     "stage train-jointly": ("specrig stage train-jointly --study configs/embedded.yaml --pair embedded_medusa2",),
-    "pack-weights": (
-        "specrig pack-weights --study configs/smollm2_train.yaml --pair smollm2_135m --model p_eagle "
-        "--to weights/smollm2_135m --licence Apache-2.0",
-    ),
     "stage answers": (
         "specrig stage answers --study configs/turns.yaml --pair smollm2_135m_shipped --task spec_bench_turns_chat",
     ),
@@ -58,14 +54,13 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "stage paper": ("specrig stage paper", "specrig stage paper --study results/quick/study.json"),
     "publish": ("specrig publish", "specrig publish configs/quick.yaml --as my-laptop-quick"),
     "verify": (
-        "specrig verify reports/published/amd-epyc-quick",
-        "specrig verify reports/published/amd-epyc-quick --json",
+        "specrig verify reports/published/intel-xeon-quick",
+        "specrig verify reports/published/intel-xeon-quick --json",
     ),
     "compare": (
-        "specrig compare results/embedded reports/published/amd-epyc-quick",
-        "specrig compare results/embedded reports/published/amd-epyc-quick --html changes.html",
+        "specrig compare results/quick reports/published/intel-xeon-quick",
+        "specrig compare results/quick reports/published/intel-xeon-quick --html changes.html",
     ),
-    "gallery": ("specrig gallery", "specrig gallery reports/published"),
     "serve draft": ("specrig serve draft models/my-draft --port 8002",),
     "serve target": ("specrig serve target models/my-llama --port 8001 --batch 8",),
     "serve coordinator": ("specrig serve coordinator --target http://127.0.0.1:8001 --draft http://127.0.0.1:8002",),

@@ -1,4 +1,4 @@
-"""The verbs for finished studies: publish, verify, list what is published, compare two."""
+"""The verbs for finished studies: publish, verify, compare two."""
 
 from __future__ import annotations
 
@@ -14,80 +14,83 @@ WHERE = "results/<study>, a published study, or a study's config"
 
 
 def publish(
-    config: Annotated[
-        Path, typer.Argument(help="Config of a finished study; or a publication, to render it again with changed code")
-    ] = DEFAULT,
+    config: Annotated[Path, typer.Argument(help="Config of a finished study")] = DEFAULT,
     name: Annotated[
         str | None, typer.Option("--as", help="Name of the publication. Default: <hardware>-<study>")
     ] = None,
     to: Annotated[Path, typer.Option(help="Folder of publications")] = Path("reports/published"),
     as_json: Json = False,
 ) -> None:
-    """Publish a finished study for others to check: records, tables, figures, report; no weights or prompts."""
-    from specrig.sharing.publish import publish, rerender
+    """Publish a finished study for others to check: records, tables, report; no weights or prompts."""
+    from specrig.sharing.publish import publish
 
-    folder, notes = (rerender(config), []) if config.is_dir() else publish(load(config), name, to)
+    folder, left_out = publish(load(config), name, to)
     if as_json:
-        print_json({"folder": folder, "notes": notes})
+        print_json({"folder": folder, "left_out": left_out})
         return
-    for note in notes:
-        typer.echo(note, err=True)
+    for what in left_out:
+        typer.echo(f"left out: {what}", err=True)
     typer.echo(folder)
 
 
 def verify(
     folder: Annotated[Path, typer.Argument(help="A published study, e.g. reports/published/<hardware>-<study>")],
-    render: Annotated[
-        bool, typer.Option(help="Render figures and report again, if the same code published them")
-    ] = True,
     as_json: Json = False,
 ) -> None:
-    """Check a published study and compute it again from its records; exit code 1 if anything differs."""
-    from specrig.sharing.verify import verify
+    """Check a published study and compute its tables again from its records; exit code 1 if anything differs."""
+    from specrig.sharing.verify import running_code, verify
 
-    found = verify(folder, (lambda _: None) if as_json else typer.echo, render=render)
+    verification = verify(folder, (lambda _: None) if as_json else typer.echo)
     if as_json:
-        manifest = found.manifest
+        manifest = verification.manifest
         print_json(
             {
                 "study": manifest.study,
                 "hardware": manifest.hardware,
                 "measured_with": manifest.measured_with,
-                "published_with": {"specrig": manifest.specrig, "commit": manifest.commit, "dirty": manifest.dirty},
-                "verified_with": {"specrig": found.now.specrig, "commit": found.now.commit, "dirty": found.now.dirty},
-                "differences": found.wrong,
-                "findings": found.findings,
+                "published_with": manifest.code,
+                "verified_with": running_code(),
+                "recomputed": verification.recomputed,
+                "differences": verification.differences,
+                "findings": verification.findings,
             }
         )
-    if found.wrong:
+    if verification.differences:
         raise typer.Exit(1)
-
-
-def gallery(folder: Annotated[Path, typer.Argument(help="Folder of publications")] = Path("reports/published")) -> None:
-    """Write the index of published studies: README.md, headline.svg with the speedups, index.html to filter them."""
-    from specrig.sharing.gallery import write_gallery
-
-    for path in write_gallery(folder):
-        typer.echo(path)
 
 
 def compare(
     a: Annotated[Path, typer.Argument(help=f"The first study: {WHERE}")],
     b: Annotated[Path, typer.Argument(help="The second study, likewise")],
     as_json: Json = False,
+    csv: Annotated[Path | None, typer.Option("--csv", help="Write the table to this file")] = None,
     html: Annotated[Path | None, typer.Option("--html", help="Write a page to this file")] = None,
 ) -> None:
-    """Compare two studies: which cells differ beyond chance, by how much, and what in their setup can explain it."""
-    from specrig.sharing.compare.render import print_comparison, write_page
-    from specrig.sharing.compare.sources import opened
-    from specrig.sharing.compare.study_comparison import ComparedStudy, StudyComparison
-    from specrig.sharing.compare.tables import as_values
+    """Compare two studies cell by cell: the speedup of each, their ratio, and whether outputs are equal."""
+    from specrig.analysis.cells import row_dicts
+    from specrig.files import write_atomically
+    from specrig.sharing.compare import compare, comparison_page
+    from specrig.terminal import Column, print_table
 
-    with opened(a) as first, opened(b) as second:
-        comparison = StudyComparison(ComparedStudy("A", str(a), first), ComparedStudy("B", str(b), second))
-        if as_json:
-            print_json(as_values(comparison))
-        if html is not None:
-            typer.echo(write_page(comparison, html), err=as_json)
-        if not as_json and html is None:
-            print_comparison(comparison, console())
+    comparison = compare(a, b)
+    if csv is not None:
+        write_atomically(csv, comparison.cells.to_csv(index=False))
+    if html is not None:
+        write_atomically(html, comparison_page(comparison))
+    for written in filter(None, (csv, html)):
+        typer.echo(written, err=as_json)
+    if as_json:
+        print_json(
+            {
+                **{"a": comparison.a, "b": comparison.b, "cells": row_dicts(comparison.cells)},
+                **{"only_a": comparison.only_a, "only_b": comparison.only_b},
+            }
+        )
+    elif csv is None and html is None:
+        out, table = console(), comparison.table
+        for line in (comparison.a, comparison.b, "", *comparison.sentences, "", table.caption):
+            out.print(line, markup=False, soft_wrap=True)
+        columns = [Column(name, right=is_number, breaks=not is_number) for name, is_number in table.columns]
+        for group, rows in table.grouped():
+            out.print(f"\n{group}" if group else "", style="bold", markup=False)
+            print_table(out, columns, [[f"{entry.text} {entry.note}".strip() for entry in row] for row in rows])

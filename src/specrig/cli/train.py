@@ -120,20 +120,6 @@ def train_jointly(study: StudyFile, pair: PairName) -> None:
     note(models / pair / "medusa", *_target(loaded, pair))
 
 
-def pack_weights(
-    study: StudyFile,
-    pair: PairName,
-    model: Annotated[str, typer.Option(help="draft or a head")],
-    to: Annotated[Path, typer.Option(help="Folder of the pair's weights, e.g. weights/smollm2_135m")],
-    licence: Annotated[str, typer.Option(help="SPDX identifier, the target's licence")],
-    eight_bits: Annotated[bool, typer.Option("--eight-bits", help="Round matrices to 8 bits")] = False,
-) -> None:
-    """Write a trained draft or head as a folder to give away: half the size or a quarter, with a card."""
-    from specrig.sharing.weights import pack_weights as pack
-
-    typer.echo(pack(load(study), pair, model, to, licence, eight_bits=eight_bits))
-
-
 def _target(study: Study, pair: str) -> tuple[str, str | None]:
     """A pair's target: its folder or hub id, and its revision there."""
     files = study.paths.pair_files(pair, study.root)

@@ -1,34 +1,62 @@
-"""`manifest.json` of a publication: the code that made it, the code that measured, and the hash of every file."""
+"""`manifest.json` of a publication: the code and the record schema that made it, its speedups, and the hash of every
+file.
+"""
 
 from __future__ import annotations
 
-from hashlib import sha256
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from specrig import __version__
-from specrig.measurement.records import SCHEMA_VERSION
-from specrig.provenance.environment import code_version
+from specrig.errors import first_line
+from specrig.files import file_sha256
 
 FILE = "manifest.json"
-LIBRARIES = ("matplotlib", "numpy", "pandas", "scipy")
-"""The packages, besides this one, on whose versions the last digits of a table and the lines of a figure depend."""
 
 
 class PublicationError(ValueError):
     """A study cannot be published, or a publication cannot be read. The message names the file and what to do."""
 
 
-class FileHash(BaseModel):
-    """The hash and size of one file."""
+class PublishedSpeedup(BaseModel):
+    """The speedup of one method of a pair over all tasks. fair: it is lossless, passed the audit, and counts."""
 
     model_config = ConfigDict(extra="forbid")
 
-    sha256: str
-    bytes: int
+    method: str
+    label: str
+    """The method with its variant, k and signs, for readers."""
+    speedup: float
+    low: float | None
+    high: float | None
+    """The 95 % interval; None where it is not known."""
+    tasks: int
+    fair: bool
+
+
+class PublishedPair(BaseModel):
+    """What a study measured of one pair in one engine. precision: of the target's weights. speedups: fastest first."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    engine: str
+    pair: str
+    precision: str
+    cells: int
+    speedups: list[PublishedSpeedup]
+
+    @property
+    def title(self) -> str:
+        """The pair and the precision of its target."""
+        return f"{self.pair} ({self.precision})" if self.precision else self.pair
+
+    @property
+    def fastest(self) -> PublishedSpeedup | None:
+        """The fastest fair method, of those that were measured on the most tasks; None without one."""
+        fair = [speedup for speedup in self.speedups if speedup.fair]
+        most = max((speedup.tasks for speedup in fair), default=0)
+        return next((speedup for speedup in fair if speedup.tasks == most), None)
 
 
 class Manifest(BaseModel):
@@ -36,54 +64,36 @@ class Manifest(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    manifest: Literal[1] = 1
+    manifest: Literal[2] = 2
     study: str
     hardware: str
-    measured_with: list[str] = Field(default_factory=list)
+    measured: str
+    """The day on which measuring began; empty where no job says."""
+    measured_with: list[str]
     """The commits of the code that made the records."""
     specrig: str
-    """Version of the code that made the tables. commit: empty for an installed wheel. dirty: uncommitted changes."""
+    """Version of the code that made the publication. commit: empty for an installed wheel. dirty: uncommitted changes."""
     commit: str = ""
     dirty: bool = False
-    libraries: dict[str, str] = Field(default_factory=dict)
-    record_schema: int = SCHEMA_VERSION
-    columns: dict[str, list[str]] = Field(default_factory=dict)
-    """Name of a table -> its columns when it was published."""
-    left_out: list[str] = Field(default_factory=list)
+    record_schema: int
+    left_out: list[str]
     """Descriptions of what was left out of the publication."""
-    files: dict[str, FileHash] = Field(default_factory=dict)
-    """Path in the folder -> hash and size, for all files except the manifest itself."""
+    pairs: list[PublishedPair]
+    """Empty where all acceptance was declared."""
+    files: dict[str, str] = Field(default_factory=dict)
+    """Path in the folder -> SHA-256, for all files except the manifest itself."""
 
     @property
     def code(self) -> str:
-        """The code that made the tables, as text: version, commit, whether there were uncommitted changes."""
-        commit = (
-            f", commit {self.commit[:12]}{' with uncommitted changes' if self.dirty else ''}" if self.commit else ""
-        )
-        return f"SpecRig {self.specrig}{commit}"
+        """The code that made the publication, as text: version, commit, whether there were uncommitted changes."""
+        changes = " with uncommitted changes" if self.dirty else ""
+        return f"SpecRig {self.specrig}" + (f", commit {self.commit[:12]}{changes}" if self.commit else "")
 
 
-def current_manifest(**fields: Any) -> Manifest:
-    """A manifest with `fields`, and with version, commit and libraries of the running code."""
-    git = code_version()
-    return Manifest(
-        specrig=__version__,
-        commit=git.get("commit", ""),
-        dirty=git.get("dirty", False),
-        libraries={name: version(name) for name in LIBRARIES},
-        **fields,
-    )
-
-
-def file_hashes(folder: Path) -> dict[str, FileHash]:
-    """Path below `folder` -> hash and size, for every file except the manifest."""
+def file_hashes(folder: Path) -> dict[str, str]:
+    """Path below `folder` -> SHA-256, for every file except the manifest."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / FILE)
-    return {path.relative_to(folder).as_posix(): _file_hash(path) for path in paths}
-
-
-def _file_hash(path: Path) -> FileHash:
-    content = path.read_bytes()
-    return FileHash(sha256=sha256(content).hexdigest(), bytes=len(content))
+    return {path.relative_to(folder).as_posix(): file_sha256(path) for path in paths}
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -92,12 +102,8 @@ def read_manifest(folder: Path) -> Manifest:
     if not path.is_file():
         raise PublicationError(f"{path} does not exist: is {folder} a published study? `specrig publish` makes one")
     try:
-        return Manifest.model_validate_json(path.read_text(encoding="utf-8"))
-    except UnicodeDecodeError as error:
-        raise PublicationError(f"{path}: not UTF-8 at byte {error.start}; restore the file") from error
+        return Manifest.model_validate_json(path.read_bytes())
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(step) for step in first["loc"])
         raise PublicationError(
-            f"{path}: {where or 'not JSON'}: {first['msg']}; restore the file, or verify with the SpecRig that wrote it"
+            f"{path}: {first_line(error)}; restore the file, or verify with the SpecRig that wrote it"
         ) from error

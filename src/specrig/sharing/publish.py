@@ -1,6 +1,13 @@
-"""`specrig publish`: publish a finished study in `reports/published/<hardware>-<study>`.
+"""`specrig publish`: publish a finished study in `reports/published/<hardware>-<study>`, and list it in the index.
 
-Tables, figures and report are rendered from the published files alone.
+    manifest.json       the code and the record schema that made the publication, its speedups, and every file's hash
+    study.json          the resolved study
+    records.tar.xz      the records and all else from which tables and report are computed (`archive`)
+    tables/*.csv
+    report.html report.pdf
+
+A publication is frozen: it is made once and never rendered anew. Tables and report are computed from the published
+records alone.
 """
 
 from __future__ import annotations
@@ -8,42 +15,38 @@ from __future__ import annotations
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
 
+from specrig import __version__
+from specrig.analysis.quality import Score
 from specrig.files import write_atomically
-from specrig.measurement.records import read_index, replicate_folder
+from specrig.measurement.records import SCHEMA_VERSION, read_index, replicate_folder
 from specrig.measurement.traffic.records import FOLDER as TRAFFIC
+from specrig.provenance.environment import code_version
 from specrig.reporting.documents.attachments import Beside
 from specrig.reporting.documents.html import write_report
 from specrig.reporting.documents.printed import write_printed
-from specrig.reporting.figures.drawings import write_figures
-from specrig.reporting.outline import tables
 from specrig.reporting.tables.files import write_tables
 from specrig.reporting.tables.quality import study_scores, write_quality_table
 from specrig.results.machine import processor_name
 from specrig.results.study_data import StudyData, read_study
-from specrig.sharing.archive import LIMIT, compressed, pack, read_scores, unpack
-from specrig.sharing.manifest import FILE, PublicationError, current_manifest, file_hashes, read_manifest
+from specrig.results.study_results import StudyResults
+from specrig.sharing.archive import ARCHIVE, STUDY, compress, is_publication, pack, read_scores, unpacked
+from specrig.sharing.index import published_pairs, write_index
+from specrig.sharing.manifest import FILE, Manifest, PublicationError, file_hashes, read_manifest
 from specrig.sharing.scrub import check_no_traces, machine_names, machine_paths
-from specrig.sharing.table_differences import compare_csv, header
 from specrig.study.study import Study
-
-TABLES = (*tables(), "quality")
-"""The tables of a publication. All are computed from its own records and scores."""
-PRINTED = "report.pdf"
-"""The report to print, for readers: of a publication only its hash is verified."""
 
 
 def publish(study: Study, name: str | None, to: Path) -> tuple[Path, list[str]]:
-    """Publish a finished study in the folder `to`/`name`; returns this folder and notes for the user.
+    """Publish a finished study in the folder `to`/`name`; returns this folder and descriptions of what was left out.
 
     name: None means `<hardware>-<study>`. The folder is written completely or not at all, and replaces an older
-    publication of the same study. The notes list what was left out, and which of the study's own tables differ from the
-    published ones. Raises PublicationError for a study that is not finished, for one that ran on several machines and
-    has no `name`, where another folder is in the way, and for any text that would reveal this machine.
+    publication of the same study. Raises PublicationError for a study that is not finished, for one that ran on several
+    machines and has no `name`, where another folder is in the way, and for any text that would reveal this machine.
     """
     _check_finished(study)
     data = read_study(study.root)
@@ -52,40 +55,81 @@ def publish(study: Study, name: str | None, to: Path) -> tuple[Path, list[str]]:
         raise PublicationError(f"{study.root} was measured on {' and '.join(machines)}: name the publication with --as")
     target = to / (name or f"{_slug(machines[0])}-{study.study}")
     _check_replaceable(target, study.study)
-    names = machine_names()
-    with _replacing(target) as folder:
-        left_out = pack(data, study_scores(study), folder, names)
-        _finish(folder, left_out, machine_paths(study.root), names)
-    notes = [f"left out: {what}" for what in left_out]
-    for stem in TABLES:
-        own = study.root / "tables" / f"{stem}.csv"
-        differences, _ = compare_csv(own, target, stem) if own.is_file() else ([], [])
-        if differences:
-            notes.append(
-                f"{own} does not follow from the records ({len(differences)} differences, e.g. {differences[0]})"
-            )
-    return target, notes
+    left_out = write_publication(data, study_scores(study), target, machine_paths(study.root), machine_names())
+    write_index(to)
+    return target, left_out
 
 
-def rerender(target: Path) -> Path:
-    """Compute a publication's tables, figures and report again from its own records; returns `target`.
+def write_publication(
+    study: StudyData, scores: Sequence[Score], target: Path, paths: Sequence[str], names: Sequence[str]
+) -> list[str]:
+    """Write the publication of a study into the folder `target`, whole or not at all; returns what was left out.
 
-    This brings a publication up to date after the code has changed. Raises PublicationError for records that were
-    changed since they were published.
+    paths, names: what no file may hold, since it reveals this machine.
     """
-    manifest = read_manifest(target)
-    found = file_hashes(target)
-    sources = {name for name in manifest.files if not _is_computed(name)}
-    changed = sorted(name for name in sources if found.get(name) != manifest.files[name])
-    if changed:
-        raise PublicationError(
-            f"{target / changed[0]} was changed since it was published: restore it; `specrig verify` shows more"
-        )
-    with _replacing(target) as folder:
-        for name in sorted(sources):
-            _copy(target / name, (folder / name).parent)
-        _finish(folder, manifest.left_out, [], [])
-    return target
+    with _replacing(target) as folder, tempfile.TemporaryDirectory() as scratch:
+        packed = Path(scratch)
+        left_out = pack(study, scores, packed, names)
+        check_no_traces(packed, paths, names)
+        compress(packed, folder / ARCHIVE)
+        shutil.copyfile(packed / STUDY, folder / STUDY)
+        with unpacked(folder) as results:
+            _render(results, folder)
+            check_no_traces(folder, paths, names)
+            manifest = _manifest(results, folder, left_out)
+        write_atomically(folder / FILE, manifest.model_dump_json(indent=1) + "\n")
+    return left_out
+
+
+def compute_tables(results: Path, out: Path) -> list[Path]:
+    """Write every table of an unpacked publication as files into `out`, and return the CSV files."""
+    name = read_study(results).name
+    written = [*write_tables(results, out), *write_quality_table(read_scores(results), name, out)]
+    return [path for path in written if path.suffix == ".csv"]
+
+
+def hardware(study: StudyData, *, generations: bool = False) -> list[str]:
+    """The names of the hardware that the study's jobs ran on, each once: of the GPU, or of the processor without one.
+
+    generations: name the processor's generation too.
+    """
+    names = []
+    for job in study.jobs:
+        gpus = job.environment.get("gpus") or []
+        cpu = job.environment.get("cpu") or {}
+        processor = processor_name(cpu) if generations else cpu.get("model")
+        names.append(str(gpus[0]["name"] if gpus else processor or "unknown hardware"))
+    return list(dict.fromkeys(names))
+
+
+def _render(results: Path, folder: Path) -> None:
+    """Compute tables and report from an unpacked publication, and write them into its folder."""
+    (folder / "tables").mkdir()
+    with tempfile.TemporaryDirectory() as scratch:
+        for path in compute_tables(results, Path(scratch)):
+            shutil.copyfile(path, folder / "tables" / path.name)
+    write_report(results, folder / "report.html", Beside())
+    # Tags for screen readers are two thirds of a PDF; the page says the same and has them.
+    write_printed(results, folder / "report.pdf", tags=False)
+
+
+def _manifest(results: Path, folder: Path, left_out: list[str]) -> Manifest:
+    data, git = read_study(results), code_version()
+    schemas = [record.schema_version for records in data.every.values() for record in records]
+    commits = {str(job.environment["git"]["commit"]) for job in data.jobs if job.environment.get("git")}
+    return Manifest(
+        study=data.name,
+        hardware=", ".join(hardware(data, generations=True)),
+        measured=data.captured[:10],
+        measured_with=sorted(commits),
+        specrig=__version__,
+        commit=git.get("commit", ""),
+        dirty=git.get("dirty", False),
+        record_schema=max(schemas, default=SCHEMA_VERSION),
+        left_out=left_out,
+        pairs=published_pairs(StudyResults(data)),
+        files=file_hashes(folder),
+    )
 
 
 @contextmanager
@@ -101,103 +145,10 @@ def _replacing(target: Path) -> Iterator[Path]:
         folder.rename(target)
 
 
-def _finish(folder: Path, left_out: list[str], paths: list[str], names: list[str]) -> None:
-    """Render the packed study, check it for traces of this machine, and write the manifest."""
-    render(folder, printed=True)
-    printed = folder / PRINTED
-    if printed.stat().st_size > LIMIT:  # a forge would not show it
-        printed.unlink()
-    _divide(folder)
-    check_no_traces(folder, paths, names)
-    with unpacked(folder) as results:
-        data = read_study(results)
-        manifest = current_manifest(
-            study=data.name,
-            hardware=", ".join(hardware(data)),
-            measured_with=sorted(
-                {str(job.environment["git"]["commit"]) for job in data.jobs if job.environment.get("git")}
-            ),
-            columns={stem: header(folder, stem) for stem in TABLES},
-            left_out=left_out,
-            files=file_hashes(folder),
-        )
-    write_atomically(folder / FILE, manifest.model_dump_json(indent=1) + "\n")
-
-
-def _is_computed(name: str) -> bool:
-    """Whether a published file is computed from other files of the publication."""
-    return name.startswith(("figures/", "tables/", "report."))
-
-
-def render(folder: Path, *, printed: bool = False) -> None:
-    """Write the tables, figures and report of a packed study into its folder, computed from the files in it.
-
-    printed: write the report to print too.
-    """
-    with unpacked(folder) as results:
-        for path in compute_tables(folder, results):
-            if path.suffix != ".tex":
-                _copy(path, folder / "tables")
-        for path in write_figures(results, results / "figures"):
-            if path.suffix == ".svg" and path.parent == results / "figures":
-                _copy(path, folder / "figures")
-        write_report(results, folder / "report.html", Beside())
-        if printed:
-            write_printed(results, folder / PRINTED)
-
-
-@contextmanager
-def rendered(folder: Path) -> Iterator[Path]:
-    """Yield a temporary folder with the sources of a publication, and with tables, figures and report made from them."""
-    with tempfile.TemporaryDirectory() as scratch:
-        made = Path(scratch) / folder.name
-        for name in file_hashes(folder):
-            if not _is_computed(name):
-                _copy(folder / name, (made / name).parent)
-        render(made)
-        yield made
-
-
-def compute_tables(folder: Path, results: Path) -> list[Path]:
-    """Write every table of a publication into `results`/tables and return their paths.
-
-    folder: the publication, which holds the scores. results: the same unpacked, which holds the records.
-    """
-    name = read_study(results).name
-    return [
-        *write_tables(results, results / "tables"),
-        *write_quality_table(read_scores(folder), name, results / "tables"),
-    ]
-
-
-@contextmanager
-def unpacked(folder: Path) -> Iterator[Path]:
-    """Yield a temporary results folder with the content of a publication.
-
-    Raises PublicationError for a broken publication, see `archive.unpack`.
-    """
-    with tempfile.TemporaryDirectory() as scratch:
-        yield unpack(folder, Path(scratch))
-
-
-def hardware(study: StudyData, *, generations: bool = False) -> list[str]:
-    """The names of the hardware that the study's jobs ran on, each once: of the GPU, or of the processor without one.
-
-    generations: name the processor's generation too.
-    """
-    found = []
-    for job in study.jobs:
-        gpus = job.environment.get("gpus") or []
-        cpu = job.environment.get("cpu") or {}
-        processor = processor_name(cpu) if generations else cpu.get("model")
-        found.append(str(gpus[0]["name"] if gpus else processor or "unknown hardware"))
-    return list(dict.fromkeys(found))
-
-
 def _check_finished(study: Study) -> None:
     """Raise PublicationError unless every cell was measured or failed with a reason, and the study was audited."""
     again = "finish it first: the same `make` or `snakemake` command continues it"
-    if not (study.root / "study.json").is_file():
+    if not (study.root / STUDY).is_file():
         raise PublicationError(f"{study.root}: no results there; {again}")
     jobs = {(job.key, job.replicate): job for job in read_study(study.root).jobs}
     missing = []
@@ -222,29 +173,10 @@ def _check_replaceable(target: Path, study: str) -> None:
     """Raise PublicationError where `target` exists and is not an older publication of the same study."""
     if not target.exists():
         return
-    other = read_manifest(target).study if (target / FILE).is_file() else None
+    other = read_manifest(target).study if is_publication(target) else None
     if other != study:
         what = f"the study {other}" if other else "something else"
         raise PublicationError(f"{target} holds {what}: take another name with --as, or move it away")
-
-
-def _divide(folder: Path) -> None:
-    """Compress the files that are larger than `LIMIT`. Raises PublicationError for a file that remains larger."""
-    for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.stat().st_size > LIMIT):
-        packed = path if path.suffix == ".gz" else path.with_name(f"{path.name}.gz")
-        if packed != path:
-            packed.write_bytes(compressed(path.read_text(encoding="utf-8")))
-            path.unlink()
-        if packed.stat().st_size > LIMIT:
-            raise PublicationError(
-                f"{packed.relative_to(folder)}: {packed.stat().st_size / 2**20:.1f} MiB; a file may have "
-                f"{LIMIT / 2**20:g} MiB. Publish a study of fewer cells"
-            )
-
-
-def _copy(path: Path, folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(path, folder / path.name)
 
 
 def _slug(text: str) -> str:

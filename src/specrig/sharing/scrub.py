@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import gzip
 import re
 import socket
 from collections.abc import Iterable
@@ -67,19 +66,17 @@ def without_addresses(value: Any) -> Any:
 
 
 def check_no_traces(folder: Path, paths: Iterable[str], names: Iterable[str]) -> None:
-    """Raise PublicationError if a file below `folder` contains one of `paths` or `names`, also if it is compressed.
+    """Raise PublicationError if a text file below `folder` contains one of `paths` or `names`.
 
-    Records are not searched for names, because the text of a model may contain any word. Everything else in them is
-    numbers. A PDF's text is compressed within; it says what the report's page says.
+    Records are not searched for names, because the text of a model may contain any word; everything else in them is
+    numbers. An archive is checked before it is packed. A PDF says what the report's page says.
     """
     for path in sorted(folder.rglob("*")):
-        if not path.is_file() or path.suffix == ".pdf":
+        if not path.is_file() or path.suffix in (".pdf", ".xz"):
             continue
-        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        text = content.decode("utf-8", errors="replace")
-        where = path.relative_to(folder)
-        patterns = [rf"{re.escape(each)}(?![\w-])" for each in paths]
-        if where.parts[0] != "records" or path.suffix != ".gz":
+        text, where = path.read_bytes().decode("utf-8", errors="replace"), path.relative_to(folder)
+        patterns = [rf"{re.escape(name)}(?![\w-])" for name in paths]
+        if not (where.parts[0] == "records" and ".jsonl" in path.name):
             patterns += [rf"(?<!\w){re.escape(name)}(?!\w)" for name in names]
         for pattern in patterns:
             found = re.search(pattern, text)

@@ -83,23 +83,23 @@ class Embedded(Attachments):
 
 
 class Beside(Attachments):
-    """The page links to `tables/`, `records/` and `study.json` in its own folder, as in a published study."""
+    """The page links to `tables/`, `records.tar.xz` and `study.json` in its own folder, as in a published study."""
 
     def table(self, name: str, frame: pd.DataFrame, formatted: Grid) -> list[tuple[str, str]]:
-        """Links to the CSV and Markdown files in `tables/`."""
-        return [(f"{name}.{ending}", f"tables/{name}.{ending}") for ending in ("csv", "md")]
+        """The link to the CSV file in `tables/`."""
+        return [(f"{name}.csv", f"tables/{name}.csv")]
 
     def config(self, config: dict[str, Any]) -> str:
         """A link to the file beside the page."""
         return "study.json"
 
     def records(self, folder: Path) -> str:
-        """The folder beside the page, whose files are compressed."""
-        return "records"
+        """The archive beside the page."""
+        return "records.tar.xz"
 
     def links(self, cell: Cell) -> list[GridEntry]:
-        """The folder of the job's records. Runs stay on the machine that measured."""
-        return [GridEntry("record", href=quote(f"records/{'/'.join(cell.method_key)}/"))]
+        """None: records are in the archive, and runs stay on the machine that measured."""
+        return []
 
 
 def mlflow_runs(study_dir: Path, name: str) -> str:

@@ -1,18 +1,16 @@
-"""Templates of HTML pages: one environment for reports, comparisons and the gallery."""
+"""Templates of HTML pages: one environment for reports and comparisons."""
 
 from __future__ import annotations
 
-from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined, Template
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from specrig.results.grid import unbroken
 
-REPORTS = "specrig.reporting.documents"
 
-
-def html_template(name: str, package: str = REPORTS) -> Template:
-    """The template `name` of a package, which may include those of reports (`templates/`)."""
+def html_template(name: str) -> Template:
+    """The template `name` of `templates/`."""
     return Environment(
-        loader=ChoiceLoader([PackageLoader(package), PackageLoader(REPORTS)]),
+        loader=PackageLoader("specrig.reporting.documents"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

@@ -22,10 +22,13 @@ from specrig.results.labels import DISTURBED_SIGN
 TEMPLATE = "report.typ"
 
 
-def write_pdf(contents: Contents, figures: dict[str, list[tuple[str, str]]], drawn: Path, out: Path) -> Path:
+def write_pdf(
+    contents: Contents, figures: dict[str, list[tuple[str, str]]], drawn: Path, out: Path, *, tags: bool = True
+) -> Path:
     """Write the report to the file `out` and return it.
 
-    figures: name -> (setting, stem) of the figures that have data. drawn: the folder with their PDF files.
+    figures: name -> (setting, stem) of the figures that have data. drawn: the folder with their PDF files. tags: write
+    the structure that screen readers use, which is two thirds of a file.
     """
     import typst
 
@@ -38,7 +41,11 @@ def write_pdf(contents: Contents, figures: dict[str, list[tuple[str, str]]], dra
         for file in drawn.glob("*.pdf"):
             shutil.copyfile(file, folder / file.name)
         typst.compile(
-            str(folder / TEMPLATE), output=str(folder / "report.pdf"), root=str(folder), ignore_system_fonts=True
+            str(folder / TEMPLATE),
+            output=str(folder / "report.pdf"),
+            root=str(folder),
+            ignore_system_fonts=True,
+            pdf_tags=tags,
         )
         out.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(folder / "report.pdf", out.with_name(f".{out.name}"))

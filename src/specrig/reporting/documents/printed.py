@@ -14,12 +14,12 @@ from specrig.results.study_data import read_study
 from specrig.results.study_results import StudyResults
 
 
-def write_printed(study_dir: Path, out: Path) -> Path:
-    """Write the report of `results/<study>` as PDF to the file `out`, and return it."""
+def write_printed(study_dir: Path, out: Path, *, tags: bool = True) -> Path:
+    """Write the report of `results/<study>` as PDF to the file `out`, and return it. tags: for screen readers."""
     results = StudyResults(read_study(study_dir))
     with tempfile.TemporaryDirectory() as scratch:
         figures = draw_for_paper(results, Path(scratch))
-        return write_pdf(contents(results, "print", figures), figures, Path(scratch), out)
+        return write_pdf(contents(results, "print", figures), figures, Path(scratch), out, tags=tags)
 
 
 def write_for_paper(study_dir: Path, out: Path) -> list[Path]:

@@ -1,4 +1,6 @@
-"""`specrig pack-weights`: a trained draft or head as a folder to give away, with a card that says what it is.
+"""Write a trained draft or head as a folder to give away, with a card that says what it is:
+
+    python scripts/pack_weights.py --study CONFIG --pair PAIR --model p_eagle --to FOLDER --licence SPDX [--eight-bits]
 
 The weights are stored in bfloat16, half of what a training writes, or in 8 bits, a quarter, which only SpecRig reads.
 The card holds what the training's own files say: text, steps, hours, held-out acceptance; and where a study measured
@@ -10,13 +12,12 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from typing import Annotated
 
 import pandas as pd
 import torch
-from safetensors import SafetensorError
+import typer
 from safetensors.torch import load_file, save_file
 
 from specrig import __version__, heads
@@ -24,7 +25,6 @@ from specrig.analysis.cells import row_dicts
 from specrig.analysis.disturbance import disturbed
 from specrig.corpus.trained_on import trained_on, write_trained_on
 from specrig.decoding.drafters import registry
-from specrig.errors import with_type
 from specrig.files import file_sha256
 from specrig.heads.base import TrainingError
 from specrig.heads.checkpoint import read
@@ -35,7 +35,8 @@ from specrig.results.labels import DISTURBED_NOTE
 from specrig.runtime.eight_bits import packed
 from specrig.runtime.whole import is_rounded
 from specrig.study.learning_curve import read_learning_curve, write_learning_curve
-from specrig.study.problems import Positions, Problems
+from specrig.study.load import load_study
+from specrig.study.problems import Positions, Problems, StudyError
 from specrig.study.study import Study
 from specrig.training.stages import FILES, TEXT
 from specrig.training.target_text import requests_of
@@ -47,8 +48,7 @@ def pack_weights(study: Study, pair: str, model: str, to: Path, licence: str, *,
     """Write the model that a study has trained for a pair to the folder `to`/`model`, and return it.
 
     licence: an SPDX identifier, the target's. eight_bits: round matrices (`runtime.eight_bits`); a draft then has no
-    tokenizer but the target's. Raises TrainingError where the study has not trained it, StudyError for a damaged
-    learning curve.
+    tokenizer but the target's. Raises TrainingError where the study has not trained it.
     """
     models = study.root / "models" / pair
     source, folder = models / model, to / model
@@ -62,33 +62,20 @@ def pack_weights(study: Study, pair: str, model: str, to: Path, licence: str, *,
     curve = [point for earlier in initial for point in read_learning_curve(earlier, problems)]
     problems.stop()
     folder.mkdir(parents=True, exist_ok=True)
-    with _reading(source / WEIGHTS):
-        found = load_file(source / WEIGHTS)
+    found = load_file(source / WEIGHTS)
     save_file(packed(found, eight_bits=eight_bits), folder / WEIGHTS, metadata={"format": "pt"})
     for file in source.glob("*.json"):  # its config, its target, of a draft its tokenizer
         if not (eight_bits and file.name.startswith("tokenizer")):
             shutil.copyfile(file, folder / file.name)
     if eight_bits and model == "draft":
-        with _reading(source / "config.json"):
-            config = json.loads((source / "config.json").read_bytes())
+        config = json.loads((source / "config.json").read_bytes())
         config["specrig"] = config.get("specrig", {}) | {"tokenizer": "target"}
         (folder / "config.json").write_text(json.dumps(config) + "\n", encoding="utf-8")
-    with _reading(models / TEXT):
-        learnt = requests_of(models).union(*map(trained_on, initial))
+    learnt = requests_of(models).union(*map(trained_on, initial))
     write_trained_on(folder, learnt)
     write_learning_curve(folder, curve)
     (folder / CARD).write_text(_card(study, pair, model, folder, licence), encoding="utf-8")
     return folder
-
-
-@contextmanager
-def _reading(file: Path) -> Iterator[None]:
-    """Raise TrainingError, with the file and the fix, for whatever its damage leads to within."""
-    try:
-        yield
-    except (SafetensorError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        reason = with_type(error)
-        raise TrainingError(f"{file}: damaged ({reason}); run the study again, which makes it again") from error
 
 
 def _card(study: Study, pair: str, model: str, folder: Path, licence: str) -> str:
@@ -99,10 +86,9 @@ def _card(study: Study, pair: str, model: str, folder: Path, licence: str) -> st
     weights = folder / WEIGHTS
     parameters = sum(tensor.numel() for tensor in read(folder).values() if tensor.is_floating_point())
     precision = "8 bits" if is_rounded(folder) else "bfloat16"
-    with _reading(source / "training.jsonl"):
-        lines = [json.loads(line) for line in (source / "training.jsonl").read_bytes().splitlines()]
-        seen, hours = max(line.get("tokens", 0) for line in lines), float(lines[-1]["seconds"]) / 3600
-        steps, last = int(lines[-1]["step"]), [line for line in lines if "tau_sim" in line][-1:]
+    lines = [json.loads(line) for line in (source / "training.jsonl").read_bytes().splitlines()]
+    seen, hours = max(line.get("tokens", 0) for line in lines), float(lines[-1]["seconds"]) / 3600
+    steps, last = int(lines[-1]["step"]), [line for line in lines if "tau_sim" in line][-1:]
     machine = processor()
     facts = {
         "Target": f"`{target}`, SHA-256 {about['identity']}",
@@ -134,9 +120,8 @@ def _row(model: str, folder: Path) -> str:
 
 def _text(file: Path) -> str:
     """What it learnt from, in words."""
-    with _reading(file):
-        found = load_file(file)
-        tokens, written = found["train.tokens"], found["train.written"]
+    found = load_file(file)
+    tokens, written = found["train.tokens"], found["train.written"]
     whole = (written * torch.arange(1, written.shape[1] + 1)).amax(1).sum()
     return f"{len(tokens):,} texts of {int(whole):,} tokens, of which the target wrote {int(written.sum()):,}"
 
@@ -146,21 +131,38 @@ def _measured(study: Study, pair: str, model: str) -> str:
     table = study.root / "tables" / "cells.csv"
     if not table.is_file():
         return ""
-    with _reading(table):
-        cells = pd.read_csv(table)
-        cells = cells[[model in registry()[method].needs for method in cells["method"]]]
-        cells = cells[(cells["pair"] == pair) & (cells["batch_size"] == 1)]
-        speeds = [
-            measured(row, "speedup", disturbed=sign)
-            for row, sign in zip(row_dicts(cells), disturbed(cells), strict=True)
-        ]
-        rows = [
-            f"| {row['method']} | {row['k']} | {row['task']} | {row['temperature']:g} | "
-            f"{number(row['acceptance_length'])} | {speed.text} {speed.note} |"
-            for row, speed in zip(row_dicts(cells), speeds, strict=True)
-        ]
+    cells = pd.read_csv(table)
+    cells = cells[[model in registry()[method].needs for method in cells["method"]]]
+    cells = cells[(cells["pair"] == pair) & (cells["batch_size"] == 1)]
+    speeds = [
+        measured(row, "speedup", disturbed=sign) for row, sign in zip(row_dicts(cells), disturbed(cells), strict=True)
+    ]
+    rows = [
+        f"| {row['method']} | {row['k']} | {row['task']} | {row['temperature']:g} | "
+        f"{number(row['acceptance_length'])} | {speed.text} {speed.note} |"
+        for row, speed in zip(row_dicts(cells), speeds, strict=True)
+    ]
     head = (
         "## Measured\n\n| method | k | task | temperature | acceptance length | speedup |\n|---|---|---|---|---|---|\n"
     )
     note = f"\n{DISTURBED_NOTE}\n" if disturbed(cells).any() else ""
     return head + "\n".join(rows) + f"\n{note}\n" if rows else ""
+
+
+def main(
+    study: Annotated[Path, typer.Option(help="results/<study>/study.json, or a config")],
+    pair: Annotated[str, typer.Option(help="Row of the table of pairs")],
+    model: Annotated[str, typer.Option(help="draft or a head")],
+    to: Annotated[Path, typer.Option(help="Folder of the pair's weights, e.g. weights/smollm2_135m")],
+    licence: Annotated[str, typer.Option(help="SPDX identifier, the target's licence")],
+    eight_bits: Annotated[bool, typer.Option("--eight-bits", help="Round matrices to 8 bits")] = False,
+) -> None:
+    """Write a trained draft or head as a folder to give away: half the size or a quarter, with a card."""
+    try:
+        typer.echo(pack_weights(load_study(study), pair, model, to, licence, eight_bits=eight_bits))
+    except (TrainingError, StudyError) as error:
+        raise SystemExit(str(error)) from error
+
+
+if __name__ == "__main__":
+    typer.run(main)

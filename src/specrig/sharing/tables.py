@@ -1,0 +1,69 @@
+"""Compare a published table with the same table recomputed, number by number."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pandas as pd
+
+from specrig.analysis.cells import IDENTITY, row_dicts
+from specrig.sharing.manifest import PublicationError
+
+KEYS = ["id", *IDENTITY, "source", "scorer"]
+"""The columns that identify a row; those are used that both tables have."""
+TOLERANCE = 1e-9
+"""Numbers with a smaller relative difference count as equal, because another processor may sum in another order."""
+
+
+def compare_tables(published: Path, recomputed: Path) -> tuple[list[str], list[str]]:
+    """(what differs in rows and in columns that both have, the columns that only one has) of two CSV files."""
+    theirs, ours = _read(published), _read(recomputed)
+    columns = [column for column in theirs if column in ours]
+    alone = [column for column in [*theirs, *ours] if column not in columns]
+    keys = [key for key in KEYS if key in columns]
+    rows, recomputed_rows = _by_key(theirs, keys), _by_key(ours, keys)
+    if rows is None or recomputed_rows is None:  # nothing names the rows: their places do
+        keys = ["row"]
+        rows, recomputed_rows = (
+            {(str(number),): row for number, row in enumerate(row_dicts(frame), 1)} for frame in (theirs, ours)
+        )
+    differences = [f"row {_named(keys, key)}: the records do not give it" for key in rows if key not in recomputed_rows]
+    differences += [f"row {_named(keys, key)}: not published" for key in recomputed_rows if key not in rows]
+    differences += [
+        f"row {_named(keys, key)}, column {column}: published {row[column] or 'nothing'}, "
+        f"the records give {recomputed_rows[key][column] or 'nothing'}"
+        for key, row in rows.items()
+        if key in recomputed_rows
+        for column in columns
+        if not _same(row[column], recomputed_rows[key][column])
+    ]
+    return differences, alone
+
+
+def _read(path: Path) -> pd.DataFrame:
+    """A CSV file as a table of text, without any conversion."""
+    try:
+        return pd.read_csv(path, dtype=str, keep_default_na=False)
+    except (ValueError, OSError) as error:
+        raise PublicationError(f"{path}: not a table ({error}); restore the file") from error
+
+
+def _by_key(frame: pd.DataFrame, keys: list[str]) -> dict[tuple[str, ...], dict[str, str]] | None:
+    """Values of `keys` -> row; None where the keys do not identify every row."""
+    rows = row_dicts(frame)
+    rows_by_key = {tuple(row[key] for key in keys): row for row in rows}
+    return rows_by_key if keys and len(rows_by_key) == len(rows) else None
+
+
+def _named(keys: list[str], key: tuple[str, ...]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in zip(keys, key, strict=True) if value)
+
+
+def _same(one: str, other: str) -> bool:
+    if one == other:
+        return True
+    try:
+        return math.isclose(float(one), float(other), rel_tol=TOLERANCE, abs_tol=1e-12)
+    except ValueError:
+        return False
