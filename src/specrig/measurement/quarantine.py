@@ -27,7 +27,7 @@ LEDGER = ".sums.json"
 """File in a study's results folder with the hashes of the files in `LISTED`."""
 ENVIRONMENT, INDEX = "environment.json", "index.json"
 LISTED = (
-    *("corpus/*", "prompts/*", "data/*", "answers/*/*", "converted/*/*"),
+    *("corpus/*", "prompts/*", "prompts/*/*", "data/*", "answers/*/*", "converted/*/*"),
     *("audit/*.csv", "tables/*", "figures/*", "figures/*/*"),
     f"records/**/{ENVIRONMENT}",
 )
