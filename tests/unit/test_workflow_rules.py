@@ -62,7 +62,7 @@ def test_a_job_is_stale_for_what_it_applies_of_a_tasks_row(workplace: Path) -> N
         found.study.rows.tasks["code"] = found.study.rows.tasks["code"].model_copy(update=row)
         return found
 
-    for row in ({"chat": "yes"}, {"where": "a=b"}, {"id_field": "#"}, {"prompt_template": "{a}"}):
+    for row in ({"chat": "yes"}, {"where": "a=b"}, {"id_field": "#"}, {"prompt_template": "{a}"}, {"system": "Be brief."}):
         assert made(**row).job_tasks(job()) != plain.job_tasks(job()), row
     for row in ({"notes": "a"}, {"licence": "MIT"}, {"scorer": "exact_match"}, {"reference_field": "a"}):
         assert made(**row).job_tasks(job()) == plain.job_tasks(job()), row

@@ -16,7 +16,7 @@ from typing import Any
 
 from jinja2 import TemplateError, TemplateSyntaxError, UndefinedError, meta
 from jinja2.ext import Extension, loopcontrols
-from jinja2.nodes import CallBlock
+from jinja2.nodes import CallBlock, Node
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -91,7 +91,7 @@ class ChatTemplate:
 
     def _filled(self, messages: Sequence[Message], args: Mapping[str, Any], clock: datetime, in_parts: bool) -> str:
         contents = [[{"type": "text", "text": each["content"]}] if in_parts else each["content"] for each in messages]
-        turns = [dict(each) | {"content": content} for each, content in zip(messages, contents, strict=True)]
+        turns = [{**each, "content": content} for each, content in zip(messages, contents, strict=True)]
         given = {"tools": None, "documents": None, **self.tokens, **args}
         given |= {"messages": turns, "add_generation_prompt": True, "strftime_now": clock.strftime}
         whose = f"the chat template of {self.model}"
@@ -108,7 +108,8 @@ class ChatTemplate:
         except TemplateError as error:
             if type(error) is TemplateError:  # of raise_exception
                 raise ChatTemplateError(
-                    f"{whose} refuses these messages ({first_line(error)})", _way_out({each["role"] for each in turns})
+                    f"{whose} refuses these messages ({first_line(error)})",
+                    _way_out({each["role"] for each in messages}),
                 ) from error
             raise ChatTemplateError(f"{whose} fails ({with_type(error)})", CORRECT) from error
         except Exception as error:  # templates call what they like
@@ -163,7 +164,7 @@ class _Generation(Extension):
 
     tags = {"generation"}  # noqa: RUF012
 
-    def parse(self, parser: Parser) -> CallBlock:
+    def parse(self, parser: Parser) -> Node:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return CallBlock(self.call_method("_content"), [], [], body).set_lineno(line)
@@ -262,10 +263,13 @@ def _json_object(file: Path | None) -> dict[str, Any]:
 
 def _added_by_file(model: str, revision: str | None) -> str:
     file = hub.at_hand(model, "tokenizer.json", revision)
-    if file is None:
+    try:
+        if file is None:
+            return ""
+        tokenizer = hub.read_tokenizer(file)
+        whole, bare = (tokenizer.encode("a", add_special_tokens=added).ids for added in (True, False))
+    except Exception:  # what is wrong with a tokenizer is said where its tokens are counted
         return ""
-    tokenizer = hub.read_tokenizer(file)
-    whole, bare = (tokenizer.encode("a", add_special_tokens=added).ids for added in (True, False))
     return "".join(map(tokenizer.id_to_token, _around(whole, bare)[0]))
 
 

@@ -34,14 +34,15 @@ def check_chat(study: Study, problems: Problems) -> None:
         needed |= {(pair, "training.prompts") for pair in trained}
     for pair, name in sorted(needed):
         row = study.rows.pairs[pair]
-        key: list[str | int] = name.split(".") if name.startswith("training.") else ["tasks", _index(study, name)]
+        of_training = name.startswith("training.")
+        key: list[str | int] = [*name.split(".")] if of_training else ["tasks", study.task_rows.index(name)]
         try:
             bare = row.trained_in("target") is not None or row.weights == "random"
             template = None if bare else at_hand(row.target, row.target_revision)
             if bare or (template is not None and not template.text):
                 reason = f"the target of pair {pair!r} has no chat template, which {name} needs"
                 problems.key(key, reason, BARE.get(name, LEAVE_OUT))
-            elif template is not None and name.startswith("training."):
+            elif template is not None and of_training:
                 template.render([{"role": "user", "content": PROBE}], clock=study.clock)
             elif template is not None:
                 _check_task(study, name, row, template, problems)
@@ -56,10 +57,6 @@ BARE = {
     "file of prompts"
 }
 """What to do, where it differs from `LEAVE_OUT`, about a target without a chat template."""
-
-
-def _index(study: Study, task: str) -> int:
-    return study.task_rows.index(task)
 
 
 def _check_task(study: Study, task: str, pair: Pair, template: ChatTemplate, problems: Problems) -> None:
@@ -77,7 +74,7 @@ def _check_task(study: Study, task: str, pair: Pair, template: ChatTemplate, pro
             for turn in range(1, row.turns):
                 form.rendered(prompt, [ANSWER] * turn)
         files = study.paths.pair_files(pair.pair, study.root)
-        if Path(files.target).is_dir():
+        if row.kind == "file" and Path(files.target).is_dir():
             check_lengths(prompts, task, files, study.max_new_tokens)
     except ChatTemplateError as error:
         problems.row(file, None, where, f"pair {pair.pair!r}: {error.reason}", error.fix)
@@ -87,6 +84,8 @@ def _check_task(study: Study, task: str, pair: Pair, template: ChatTemplate, pro
             problems.row(file, None, where, f"pair {pair.pair!r}: {cause.reason}", cause.fix)
         else:
             problems.row(file, None, where, str(error), row.notes or "correct the row or the file")
+    except ModelError as error:
+        problems.row(file, None, where, str(error), "correct the model's files, or leave the pair out")
 
 
 def _prompts(study: Study, task: str, turns: int) -> Iterable[Prompt]:
