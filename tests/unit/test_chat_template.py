@@ -196,7 +196,8 @@ SYSTEM = [{"role": "system", "content": "Be brief."}, {"role": "user", "content"
     [
         ("{{ raise_exception('System role not supported') }}", r"refuses these messages \(System role not supported\): leave the system turn out, or"),
         ("{% for m in messages %}{{ m.content }", r"is no Jinja template \(line 1: unexpected '}'\)"),
-        ("{{ messages[1].content }}", "does not hold a user's text as it stands: neither as a text nor as a list"),
+        ("{{ messages[1].content }}", "drops the system turn: leave the system turn out, or correct"),
+        ("{{ messages[0].content }}", "does not hold a user's text as it stands: neither as a text nor as a list of"),
         ("{{ messages }}{{ persona + name }}", r"needs what it is not given \('name' is undefined\): give it in `template_args`, from which it reads name, persona"),
         ("{{ messages[1].content | upper }}{{ messages }}{{ 1 // 0 }}", r"fails \(ZeroDivisionError"),
         ("{{ messages.__class__.__mro__ }}", r"fails \(SecurityError: access to attribute '__class__'"),

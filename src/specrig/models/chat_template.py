@@ -65,8 +65,8 @@ class ChatTemplate:
         given = json.dumps(args or {}, sort_keys=True)
         in_parts = self._form(tuple(message["role"] for message in messages), given, clock)
         rendered = self._filled(messages, json.loads(given), clock, in_parts)
-        if not _written(rendered, messages):
-            raise self._drops()
+        if role := _unwritten(rendered, messages):
+            raise self._drops(role)
         return self._once(rendered)
 
     def variables(self) -> set[str]:
@@ -83,11 +83,14 @@ class ChatTemplate:
         refusal: ChatTemplateError | None = None
         for in_parts in (False, True):
             try:
-                if _written(self._filled(messages, json.loads(args), clock, in_parts), messages):
+                role = _unwritten(self._filled(messages, json.loads(args), clock, in_parts), messages)
+                if not role:
                     return in_parts
+                refusal = refusal or self._drops(role)
             except ChatTemplateError as error:
                 refusal = refusal or error
-        raise refusal or self._drops()
+        assert refusal is not None
+        raise refusal
 
     def _filled(self, messages: Sequence[Message], args: Mapping[str, Any], clock: datetime, in_parts: bool) -> str:
         contents = [[{"type": "text", "text": each["content"]}] if in_parts else each["content"] for each in messages]
@@ -133,10 +136,12 @@ class ChatTemplate:
         reason = f"the chat template of {self.model} is no Jinja template (line {error.lineno}: {first_line(error)})"
         return ChatTemplateError(reason, CORRECT)
 
-    def _drops(self) -> ChatTemplateError:
+    def _drops(self, role: str) -> ChatTemplateError:
+        whose = f"the chat template of {self.model}"
+        if role == "system":
+            return ChatTemplateError(f"{whose} drops the system turn", _way_out({role}))
         return ChatTemplateError(
-            f"the chat template of {self.model} does not hold a user's text as it stands",
-            "neither as a text nor as a list of parts; leave a system turn out if there is one, or " + CORRECT,
+            f"{whose} does not hold a user's text as it stands", f"neither as a text nor as a list of parts; {CORRECT}"
         )
 
 
@@ -150,13 +155,17 @@ def _way_out(roles: set[str]) -> str:
     return ", or ".join([*ways, f"{CORRECT} (roles are system, user and assistant)"])
 
 
-def _written(rendered: str, messages: Sequence[Message]) -> bool:
-    """Whether a rendering holds what system and user say. Blanks around it, and how signs are escaped, do not count."""
-    texts = [message["content"].strip() for message in messages if message["role"] != "assistant"]
-    return all(
-        text in rendered or all(words in rendered for words in {*map(str.strip, re.findall(r"[^\W_][\w ]*", text))})
-        for text in texts
-    )
+def _unwritten(rendered: str, messages: Sequence[Message]) -> str:
+    """The role of the first text of system or user that a rendering does not hold, else "". Blanks around a text, and how
+    its signs are escaped, do not count.
+    """
+    for message in messages:
+        text = message["content"].strip()
+        words = {*map(str.strip, re.findall(r"[^\W_][\w ]*", text))}
+        if message["role"] == "assistant" or text in rendered or (words and all(each in rendered for each in words)):
+            continue
+        return message["role"]
+    return ""
 
 
 class _Generation(Extension):
