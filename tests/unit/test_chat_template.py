@@ -17,7 +17,7 @@ import pandas as pd
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
-from runs import own_study
+from runs import own_study, run
 from specrig import cli
 from specrig.measurement.records import read_records
 from specrig.measurement.runner import measure
@@ -324,6 +324,19 @@ def test_the_audit_sees_the_prompts_that_were_measured(study: Callable[..., Path
     assert [each.prompt_tokens for each in read_records(records)] == [
         len(prompt_ids(hub.tokenizer("target"), text)) for text in texts(file)
     ]
+
+
+@pytest.mark.workflow
+def test_all_stages_of_a_run_see_the_same_prompts(study: Callable[..., Path]) -> None:
+    """Each in a process of its own, with a template that writes the microsecond."""
+    config, audit = str(study(CLOCKED)), "results/mine/audit/records.csv"
+    result = run(Path(), audit, config=config)
+    assert result.returncode == 0, result.stdout
+    rows = pd.read_csv(audit)
+    assert len(rows) and rows["passed"].all()
+    assert "Nothing to be done" in run(Path(), audit, "-n", config=config).stdout
+    Path("target/chat_template.jinja").write_text(CHATML)
+    assert "Measuring" in run(Path(), audit, "-n", config=config).stdout
 
 
 ALTERNATING = "{% for m in messages %}{% if m.role not in ('user', 'model') %}{{ raise_exception('roles must be user and model') }}{% endif %}{{ m.content }}{% endfor %}"  # fmt: skip

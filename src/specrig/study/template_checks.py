@@ -23,12 +23,12 @@ ANSWER = "Yes."
 
 
 def check_chat(study: Study, problems: Problems) -> None:
-    """Add a problem for each target at hand whose chat template is missing or refuses what a task, `training.chat:
-    true` or `training.prompts: self` puts into it.
+    """Add a problem for each target at hand whose chat template is missing, or refuses what a task or the training puts
+    into it. Without a template `training.chat: auto` does without.
     """
     needed = {(cell.pair, variant_of(cell.task).task) for cell in study.grid.cells if study.rows.tasks[cell.task].chat}
     trained = {pair for pair, _ in study.grid.trained}
-    if study.training.chat is True:
+    if study.training.chat:
         needed |= {(pair, "training.chat") for pair in trained}
     if any(source.kind == "target" for source in study.training.sources):
         needed |= {(pair, "training.prompts") for pair in trained}
@@ -39,6 +39,8 @@ def check_chat(study: Study, problems: Problems) -> None:
         try:
             bare = row.trained_in("target") is not None or row.weights == "random"
             template = None if bare else at_hand(row.target, row.target_revision)
+            if name == "training.chat" and study.training.chat == "auto" and (bare or not (template and template.text)):
+                continue
             if bare or (template is not None and not template.text):
                 reason = f"the target of pair {pair!r} has no chat template, which {name} needs"
                 problems.key(key, reason, BARE.get(name, LEAVE_OUT))
