@@ -17,11 +17,11 @@ from tokenizers import Tokenizer
 from specrig import cli
 from specrig.measurement.records import read_records
 from specrig.measurement.runner import measure
-from specrig.measurement.task_prompts import apply_chat_template
 from specrig.reporting.tables.quality import write_quality
 from specrig.study.load import load_study
 from specrig.study.problems import StudyError
 from specrig.tasks import Prompt, PromptError
+from specrig.tasks.chat import ChatForm, require_chat_template
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 QUESTIONS, STORIES = SHARED / "spec_bench" / "question.jsonl", SHARED / "stories260K"
@@ -149,7 +149,7 @@ def test_chat_templates_come_from_the_tokenizer(config: Path, tmp_path: Path) ->
     study = load_study(config)
     pair = study.paths.pair_files("stories", study.root)
     with pytest.raises(PromptError, match=r"the tokenizer of .* has no chat template, which task 't' needs"):
-        apply_chat_template([Prompt("1", "hi")], "t", pair)
+        require_chat_template("t", pair)
     folder = tmp_path / "chatty"
     shutil.copytree(STORIES, folder)
     for path in (folder, *folder.iterdir()):
@@ -161,7 +161,7 @@ def test_chat_templates_come_from_the_tokenizer(config: Path, tmp_path: Path) ->
     settings = json.loads((folder / "tokenizer_config.json").read_text()) | {"chat_template": template}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     chatty = pair.__class__("chatty", str(folder))
-    (prompt,) = apply_chat_template([Prompt("1", "hi")], "t", chatty)
+    prompt = ChatForm("t", require_chat_template("t", chatty)).rendered(Prompt("1", "hi"))
     assert prompt.text.removeprefix("<s>") == "[user] hi\n[assistant]"
     from transformers import AutoTokenizer
 

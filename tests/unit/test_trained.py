@@ -209,6 +209,11 @@ def test_a_chat_task_wants_a_template_before_anything_is_trained(workplace: Path
             else:
                 assert study_of(rows, [{"method": "draft_model"}], max_new_tokens=16, **settings).grid.cells
     assert study_of("own\tmodels/plain\ttrained\t\t\n", [{"method": "draft_model"}], max_new_tokens=16).grid.cells
+    model_folder("refusing", template="{{ raise_exception('no users') }}")
+    with pytest.raises(
+        StudyError, match=r"training\.chat.*pair 'own': the chat template of models/refusing refuses .*no users"
+    ):
+        study_of("own\tmodels/refusing\ttrained\t\t\n", [{"method": "draft_model"}], max_new_tokens=16)
 
 
 def test_a_head_of_another_target_is_refused(workplace: Path) -> None:

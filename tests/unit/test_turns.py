@@ -26,7 +26,7 @@ from specrig.study.load import load_study
 from specrig.study.problems import StudyError
 from specrig.study.study import Study
 from specrig.tasks import Prompt, PromptError, read_prompts
-from specrig.tasks.chat import apply_chat_template
+from specrig.tasks.chat import ChatForm, require_chat_template
 from specrig.tasks.variants import Variant, variant_of, variants
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
@@ -133,17 +133,18 @@ def test_spec_bench_has_eighty_conversations_and_a_template_holds_them(
     )
 
     class Chatty:
-        chat_template, bos_token, bos_token_id = "yes", None, None
+        chat_template, special_tokens_map = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}", {}
 
-        def __call__(self, text: str) -> dict[str, list[int]]:
-            return {"input_ids": []}
+        def __call__(self, text: str, **_: object) -> dict[str, list[int]]:
+            return {"input_ids": [0]}
 
-        def apply_chat_template(self, messages: list[dict[str, str]], **_: object) -> str:
-            return "".join(f"<{each['role']}>{each['content']}" for each in messages)
+        def convert_ids_to_tokens(self, ids: list[int]) -> list[str]:
+            return []
 
     monkeypatch.setattr("specrig.models.hub.tokenizer", lambda *_: Chatty())
-    asked = apply_chat_template(found[:1], "t", PairFiles("p", "somewhere"), {found[0].id: ["Aloha."]})
-    assert asked[0].text == f"<user>{found[0].turns[0]}<assistant>Aloha.<user>{found[0].turns[1]}"
+    form = ChatForm("t", require_chat_template("t", PairFiles("p", "somewhere")))
+    asked = form.rendered(found[0], ["Aloha."])
+    assert asked.text == f"<user>{found[0].turns[0]}<assistant>Aloha.<user>{found[0].turns[1]}"
 
 
 def test_a_report_says_by_turn_what_was_lost_and_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

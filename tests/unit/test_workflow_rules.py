@@ -39,6 +39,7 @@ def test_a_job_is_stale_for_what_decides_its_cells_and_for_nothing_else(workplac
     plain = rules()
     changed = {
         "seed": rules(seed=5),
+        "clock": rules(clock="2027-05-06"),
         "prompts": rules(prompts=3),
         "a longer sweep": rules(methods=[{"method": "draft_model", "k": [2, 3, 4]}, {"method": "ngram", "k": 3}]),
         "an option": rules(methods=[{"method": "draft_model", "k": [2, 4]}, {"method": "ngram", "k": 3, "n": 2}]),
@@ -47,7 +48,7 @@ def test_a_job_is_stale_for_what_decides_its_cells_and_for_nothing_else(workplac
     }
     settings = {name for name, each in changed.items() if each.job_settings(job()) != plain.job_settings(job())}
     cells = {name for name, each in changed.items() if each.job_cell_names(job()) != plain.job_cell_names(job())}
-    assert settings == {"seed", "prompts"} and cells == {"a longer sweep", "an option"}
+    assert settings == {"seed", "clock", "prompts"} and cells == {"a longer sweep", "an option"}
     longer = set(changed["a longer sweep"].job_cell_names(job())) - set(plain.job_cell_names(job()))
     assert {name.split()[0] for name in longer} == {f"draft_model/{task}-k3-t0-b1" for task in ("code", "translation")}
     assert plain.job_code(job()) == rules(seed=5).job_code(job()) and len(set(plain.job_code(job()))) == 2
@@ -61,7 +62,13 @@ def test_a_job_is_stale_for_what_it_applies_of_a_tasks_row(workplace: Path) -> N
         found.study.rows.tasks["code"] = found.study.rows.tasks["code"].model_copy(update=row)
         return found
 
-    for row in ({"chat": "yes"}, {"where": "a=b"}, {"id_field": "#"}, {"prompt_template": "{a}"}):
+    for row in (
+        {"chat": "yes"},
+        {"where": "a=b"},
+        {"id_field": "#"},
+        {"prompt_template": "{a}"},
+        {"system": "Be brief."},
+    ):
         assert made(**row).job_tasks(job()) != plain.job_tasks(job()), row
     for row in ({"notes": "a"}, {"licence": "MIT"}, {"scorer": "exact_match"}, {"reference_field": "a"}):
         assert made(**row).job_tasks(job()) == plain.job_tasks(job()), row

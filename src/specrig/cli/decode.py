@@ -151,16 +151,15 @@ def _prompt(argument: str | None) -> str:
 def _prepared(text: str, single: SingleCell, tokens: int, chat: bool, system: str | None) -> str:
     """The prompt as the target reads it. Its length is checked before weights are read."""
     from specrig.tasks import Prompt
-    from specrig.tasks.chat import render_chat, require_chat_template
+    from specrig.tasks.chat import require_chat_template
     from specrig.tasks.lengths import check_lengths
 
     if system is not None and not chat:
         raise typer.BadParameter("--system needs --chat")
     if chat:
         turns = [{"role": "system", "content": system}] if system is not None else []
-        text = render_chat(
-            require_chat_template("decode --chat", single.files), [*turns, {"role": "user", "content": text}]
-        )
+        template = require_chat_template("decode --chat", single.files)
+        text = template.render([*turns, {"role": "user", "content": text}], clock=single.study.clock)
     check_lengths([Prompt("of the command line", text)], "decode", single.files, tokens)
     return text
 

@@ -15,6 +15,7 @@ from specrig.cell import Cell
 from specrig.decoding.drafters import registry as methods
 from specrig.heads import registry as heads
 from specrig.heads.base import Foreign
+from specrig.models.chat_template import prompt_ids
 from specrig.models.pair import PairFiles
 from specrig.models.weights import weights_of
 from specrig.settings import Settings
@@ -117,7 +118,7 @@ class Engine(ABC):
 
     @abstractmethod
     def encode(self, text: str) -> list[int]:
-        """Token ids of a prompt, special tokens as the target's tokenizer adds them."""
+        """Token ids of a prompt, with the special tokens that the target's tokenizer puts in front."""
 
     @abstractmethod
     def decode(self, tokens: Sequence[int]) -> str:
@@ -185,8 +186,7 @@ class TokenizerEngine(Engine):
 
     def encode(self, text: str) -> list[int]:
         """See `Engine`."""
-        tokens: list[int] = self.tokenizer(text)["input_ids"]
-        return tokens
+        return prompt_ids(self.tokenizer, text)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """See `Engine`."""

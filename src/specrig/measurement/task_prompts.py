@@ -1,4 +1,4 @@
-"""Prepares a task's prompts for a pair: fetches them, applies the chat template and checks that they fit the context.
+"""Prepares a task's prompts for a pair: fetches them, renders them once and checks that they fit the context.
 
 All of this happens before a model is loaded. No torch here.
 """
@@ -6,17 +6,20 @@ All of this happens before a model is loaded. No torch here.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from specrig.cell import digest
 from specrig.corpus import gather
 from specrig.corpus.example import CorpusError
 from specrig.errors import first_line
-from specrig.files import write_atomically
+from specrig.files import file_sha256, write_atomically
 from specrig.models.pair import ModelError, PairFiles
-from specrig.tasks.chat import Answers, apply_chat_template, join_turns, renderer
+from specrig.provenance.digests import code_digest
+from specrig.tasks.chat import Answers, join_turns, require_chat_template
 from specrig.tasks.contexts import behind_text
 from specrig.tasks.lengths import check_lengths, counter
 from specrig.tasks.packages import package_rows
@@ -47,19 +50,33 @@ def fetch_prompts(study: Study, task: str, root: Path) -> None:
 
 
 def prepared(study: Study, task: str, pair: PairFiles, root: Path) -> list[Prompt]:
-    """A task's prompts as the pair's engine encodes them. Raises PromptError for unusable or too long ones."""
-    prompts = study.prompts_of(task, root)
-    if context := variant_of(task).context:
-        prompts = _behind_text(study, task, pair, prompts, context - study.max_new_tokens)
-    answered = variant_of(task).turn - 1
-    answers = _answers(study.paths.answers(pair.name, task, root), prompts, answered) if answered > 0 else {}
-    return as_encoded(study, task, pair, prompts, answers)
+    """A task's prompts as the pair's engine encodes them. Raises PromptError for unusable or too long ones.
+
+    They are rendered once and stored in `study.paths.rendered(…)`, from where every later stage and engine reads them,
+    until something that decides them changes.
+    """
+    prompts, variant = study.prompts_of(task, root), variant_of(task)
+    answers = (
+        _answers(study.paths.answers(pair.name, task, root), prompts, variant.turn - 1) if variant.turn > 1 else {}
+    )
+    file, decides = study.paths.rendered(pair.name, task, root), _decides(study, task, pair, prompts, answers)
+    texts = _stored(file, decides)
+    if texts is None:
+        if variant.context:
+            prompts = _behind_text(study, task, pair, prompts, variant.context - study.max_new_tokens)
+        prompts = as_encoded(study, task, pair, prompts, answers)
+        _store(file, study, task, decides, prompts)
+        return prompts
+    prompts = [replace(prompt, text=texts[prompt.id]) for prompt in prompts]
+    check_lengths(prompts, task, pair, study.max_new_tokens)
+    return prompts
 
 
 def as_encoded(study: Study, task: str, pair: PairFiles, prompts: list[Prompt], answers: Answers) -> list[Prompt]:
     """The prompts, behind the turns that have answers, as the pair's engine encodes them. Raises PromptError."""
     if study.rows.tasks[task].chat:
-        prompts = apply_chat_template(prompts, task, pair, answers)
+        form = study.chat_form(task, require_chat_template(task, pair))
+        prompts = [form.rendered(prompt, answers.get(prompt.id, ())) for prompt in prompts]
     elif answers:
         prompts = join_turns(prompts, answers)
     check_lengths(prompts, task, pair, study.max_new_tokens)
@@ -76,8 +93,48 @@ def _behind_text(study: Study, task: str, pair: PairFiles, prompts: list[Prompt]
     for row in rows:
         kinds.setdefault(row["task"], []).append(row["text"])
     texts = [text for each in zip_longest(*kinds.values()) for text in each if text]
-    render = renderer(task, pair, chat=bool(study.rows.tasks[task].chat))
-    return behind_text(prompts, task, texts, room, lambda prompt: count([render(prompt)])[0])
+    chat = bool(study.rows.tasks[task].chat)
+    render = study.chat_form(task, require_chat_template(task, pair)).rendered if chat else lambda prompt: prompt
+    return behind_text(prompts, task, texts, room, lambda prompt: count([render(prompt).text])[0])
+
+
+def _decides(study: Study, task: str, pair: PairFiles, prompts: Sequence[Prompt], answers: Answers) -> str:
+    """Digest of all that decides how a task's prompts are rendered for a pair: prompts, answers, row, clock, template
+    and code.
+    """
+    row, variant, folder = study.rows.tasks[task], variant_of(task), Path(pair.target)
+    parts: list[Any] = [[(prompt.id, prompt.asks()) for prompt in prompts], answers, code_digest(__name__)]
+    if row.chat:
+        parts += [row.system, row.template_args, study.clock.isoformat()]
+    if variant.context:
+        text = study.paths.context_text(study.root)
+        parts += [variant.context, study.max_new_tokens, file_sha256(text) if text.is_file() else None]
+    if row.chat or variant.context:
+        files = [file for name in TOKENIZER for file in sorted(folder.glob(name)) if file.is_file()]
+        parts += [[(file.name, file_sha256(file)) for file in files]] if folder.is_dir() else [pair.target]
+        parts += [pair.target_revision]
+    return digest(parts)
+
+
+TOKENIZER = ("tokenizer*", "chat_template*", "additional_chat_templates/*", "special_tokens_map.json", "vocab*")
+"""Files of a model folder that decide how prompts are rendered, and how many tokens they have."""
+
+
+def _stored(file: Path, decides: str) -> dict[str, str] | None:
+    """Id of each prompt -> its stored text; None where nothing is stored for what decides it."""
+    try:
+        content = json.loads(file.read_bytes())
+        return {each["id"]: each["text"] for each in content["prompts"]} if content["decides"] == decides else None
+    except (OSError, ValueError, TypeError, LookupError):
+        return None
+
+
+def _store(file: Path, study: Study, task: str, decides: str, prompts: Sequence[Prompt]) -> None:
+    row = study.rows.tasks[task]
+    form = {"clock": study.clock.isoformat(), "system": row.system, "template_args": row.template_args}
+    texts = [{"id": prompt.id, "text": prompt.text} for prompt in prompts]
+    content = {"decides": decides, **(form if row.chat else {}), "prompts": texts}
+    write_atomically(file, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
 
 def _answers(file: Path, prompts: list[Prompt], count: int) -> dict[str, list[str]]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from specrig.errors import first_line
-from specrig.models import facts, gguf, hub
+from specrig.models import facts, hub
 from specrig.models.pair import ModelError, PairFiles
 
 AGAIN = "copy or train the model again"
@@ -42,17 +42,6 @@ def _json(folder: str, name: str, revision: str | None = None) -> dict[str, Any]
 def config(model: str, revision: str | None = None) -> dict[str, Any]:
     """A model's config.json."""
     return _json(model, "config.json", revision)
-
-
-def without_chat_template(model: str) -> bool:
-    """Whether a model at hand, a folder or a GGUF file, has no chat template. A hub id is not looked up: False."""
-    if gguf.is_gguf(model):
-        return "chat_template" not in gguf.config(model)
-    folder = Path(model).expanduser()
-    if not folder.is_dir() or any(folder.glob("chat_template.*")):
-        return False
-    file = folder / "tokenizer_config.json"
-    return not (file.is_file() and json_object(file).get("chat_template"))
 
 
 def check_decoder(model: str, revision: str | None = None) -> None:

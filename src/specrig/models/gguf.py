@@ -66,7 +66,7 @@ def located(model: str) -> Path:
 
 def config(model: str) -> dict[str, Any]:
     """What the file's header says of the architecture, in the keys of a config.json, as far as sizes go; and its
-    `chat_template`.
+    `chat_template` with the `special_tokens` that it may write.
 
     Raises ModelError for a file that is no GGUF, is cut short, or holds an architecture that transformers cannot read.
     """
@@ -107,6 +107,7 @@ def _config(file: Path, model: str) -> dict[str, Any]:
         field = reader.fields.get(f"{kind}.{key}")
         return None if field is None else field.contents()
 
+    special = {name: reader.fields.get(f"tokenizer.ggml.{name}_id") for name in ("bos_token", "eos_token")}
     vocabulary, template = (reader.fields.get(f"tokenizer.{name}") for name in ("ggml.tokens", "chat_template"))
     found = {
         "model_type": kind,
@@ -119,6 +120,11 @@ def _config(file: Path, model: str) -> dict[str, Any]:
         "max_position_embeddings": metadata("context_length"),
         "vocab_size": metadata("vocab_size") or (None if vocabulary is None else len(vocabulary.data)),
         "chat_template": None if template is None else template.contents(),
+        "special_tokens": {
+            name: vocabulary.contents(field.contents())
+            for name, field in special.items()
+            if vocabulary and field and 0 <= field.contents() < len(vocabulary.data)
+        },
         "tie_word_embeddings": not any(tensor.name == "output.weight" for tensor in reader.tensors),
     }
     return {key: value for key, value in found.items() if value is not None}

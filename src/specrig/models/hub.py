@@ -49,6 +49,21 @@ def fetch(model: str, name: str, revision: str | None = None) -> Path:
     return Path(_request(model, name, lambda: hf_hub_download(model, name, revision=revision), revision))
 
 
+def at_hand(model: str, name: str, revision: str | None = None) -> Path | None:
+    """One of a model's files, from its folder or from the hub's cache; None where it is not there. Nothing is requested."""
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return folder / name if (folder / name).is_file() else None
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        cached = try_to_load_from_cache(model, name, revision=revision)
+    except HFValidationError:  # no name of a repository, which is said elsewhere
+        return None
+    return Path(cached) if isinstance(cached, str) else None
+
+
 MODEL = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
 """Files that a language model is loaded from; a repository may hold the same weights in other formats besides."""
 

@@ -183,7 +183,7 @@ def weights_of(pair: PairFiles) -> Weights:
 class _Bytes:
     """A stand-in for a tokenizer: each UTF-8 byte of the prompt is a token."""
 
-    def __call__(self, text: str) -> dict[str, list[int]]:
+    def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
         return {"input_ids": list(text.encode())}
 
     def decode(self, tokens: Sequence[int], **_: Any) -> str:

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from typing import Any
 
@@ -17,6 +18,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from specrig.models import hub
+from specrig.models.chat_template import ChatTemplateError, of_tokenizer, prompt_ids
 from specrig.services.app import RefusedError, Sample, ServingError, json_of, key_for, make_app, serve
 from specrig.services.batching import FullError
 from specrig.services.client import RowsClient, ServiceError, StatusError
@@ -92,6 +94,7 @@ def serve_coordinator(settings: CoordinatorSettings, host: str, port: int) -> No
 def coordinator_app(made: Callable[[], Coordinator], tokenizer: Any, model: str, k: int, key: str | None) -> FastAPI:
     """The coordinator's application. made: makes the coordinator, in the application's own event loop."""
     state: dict[str, Coordinator] = {}
+    template = of_tokenizer(tokenizer, model)
 
     @contextlib.asynccontextmanager
     async def background() -> AsyncIterator[None]:
@@ -132,24 +135,22 @@ def coordinator_app(made: Callable[[], Coordinator], tokenizer: Any, model: str,
     async def completions(request: Request) -> Response:
         body = read(CompletionRequest, await json_of(request))
         check_length(len(body.prompt) if isinstance(body.prompt, str) else 0)
-        prompt = tokenizer(body.prompt)["input_ids"] if isinstance(body.prompt, str) else body.prompt
+        prompt = prompt_ids(tokenizer, body.prompt) if isinstance(body.prompt, str) else body.prompt
         return await respond(body, prompt, body.max_tokens)
 
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
         body = read(ChatCompletionRequest, await json_of(request))
-        if not tokenizer.chat_template:
+        if not template.text:
             fix = "send it to /v1/completions, or serve an instruction-tuned model"
             raise RefusedError(422, f"the tokenizer of {model} has no chat template", fix, where="messages")
         check_length(sum(len(message.content) for message in body.messages))
         turns = [message.model_dump(exclude_none=True) for message in body.messages]
         try:
-            found = tokenizer.apply_chat_template(turns, tokenize=True, add_generation_prompt=True, return_dict=True)
-        except Exception as error:  # templates raise what they like about roles they do not know
-            raise RefusedError(
-                422, f"the chat template refuses it: {error}", "correct roles and order", where="messages"
-            ) from error
-        return await respond(body, list(found["input_ids"]), body.max_completion_tokens or body.max_tokens)
+            text = template.render(turns, clock=datetime.now())
+        except ChatTemplateError as error:
+            raise RefusedError(422, error.reason, "correct roles and order", where="messages") from error
+        return await respond(body, prompt_ids(tokenizer, text), body.max_completion_tokens or body.max_tokens)
 
     async def respond(body: GenerationRequest, prompt: list[int], max_tokens: int) -> Response:
         coordinator = state["coordinator"]

@@ -7,10 +7,11 @@ from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, NaiveDatetime, TypeAdapter, ValidationError, model_validator
 
 from specrig.decoding.drafters import registry as methods
 from specrig.decoding.types import Temperature
+from specrig.models.chat_template import CLOCK
 from specrig.models.endpoint import Endpoint
 from specrig.settings import Settings
 from specrig.study.learning_curve import LearningPoint
@@ -147,6 +148,9 @@ class Config(Settings):
     """Name of the study: results go to results/<study>, the report to reports/<study>."""
     seed: int = 0
     """Seed of everything that is sampled while measuring; training uses `training.seed` instead."""
+    clock: NaiveDatetime = CLOCK
+    """The moment that chat templates which write the date or time are given, in every run: e.g. `2026-07-01` or
+    `2026-07-01 09:30`."""
     engines: Names = Field(default_factory=lambda: ["native"])
     """Engines to measure with; each runs the methods it can run."""
     engine_options: dict[str, dict[str, Any]] = Field(default_factory=dict)

@@ -59,6 +59,10 @@ class Paths:
         """The file with the answers of a pair's target to the turns of a task, or of one of its variants."""
         return root / "answers" / pair / f"{self._config.rows.tasks[task].task}.jsonl"
 
+    def rendered(self, pair: str, task: str, root: Path) -> Path:
+        """The file with the prompts of a task, or of one of its variants, as the engines of a pair encode them."""
+        return root / "prompts" / pair / f"{task}.json"
+
     def context_text(self, root: Path) -> Path:
         """The corpus file with the text that `contexts` put in front of requests."""
         return root / "corpus" / "heldout.jsonl"

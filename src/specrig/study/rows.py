@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
@@ -20,6 +21,7 @@ from pydantic import (
 )
 
 from specrig.heads import of_draft
+from specrig.models.chat_template import RESERVED
 from specrig.models.gguf import is_gguf
 from specrig.models.precision import precision_here
 from specrig.settings import Allowed, AnyPath, Settings, as_path
@@ -52,6 +54,22 @@ def _from_home(text: PathText) -> PathText:
         return str(Path(text).expanduser())
     except RuntimeError as error:
         raise ValueError(f"{text}: there is no such user here") from error
+
+
+def _json_object(value: Any) -> Any:
+    if isinstance(value, str):
+        try:
+            value = json.loads(value or "{}")
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"not JSON ({error}); write an object such as {EXAMPLE}") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"not a JSON object; write one such as {EXAMPLE}")
+    if taken := [name for name in RESERVED if name in value]:
+        raise ValueError(f"every template is given {taken[0]} already; leave it out")
+    return value
+
+
+EXAMPLE = '{"enable_thinking": false}'
 
 
 def _with_homes(heads: str) -> str:
@@ -233,6 +251,13 @@ class Task(Settings):
     with fewer turns are left out."""
     chat: Literal["", "yes"] = ""
     """yes: the prompt is put into the chat template of the target's tokenizer, as a turn of the user."""
+    system: Template = ""
+    """With chat: a system turn in front of every prompt, `\\n` to break; empty: none."""
+    template_args: Annotated[
+        dict[str, Any],
+        BeforeValidator(_json_object, json_schema_input_type=str),
+    ] = Field(default_factory=dict)
+    """With chat: further variables of the chat template as a JSON object, e.g. `{"enable_thinking": false}`; empty: none."""
     scorer: str = ""
     """Names of scorers (files in `tasks/scorers`), with spaces between."""
     licence: str = ""
@@ -269,6 +294,13 @@ class Task(Settings):
             "reference_template": self.reference_template,
             "turns": self.turns,
         }
+
+    @model_validator(mode="after")
+    def _only_with_chat(self) -> Self:
+        for column, filled in (("system", self.system), ("template_args", self.template_args)):
+            if filled and not self.chat:
+                raise ValueError(f"{column} is for chat templates: set chat to yes, or leave it empty")
+        return self
 
     @model_validator(mode="after")
     def _turns_in_a_field(self) -> Self:

@@ -13,13 +13,15 @@ from typing import Any
 
 from specrig.corpus.trained_on import REQUESTS, fingerprint, trained_on
 from specrig.corpus.wording import normalized
+from specrig.models.chat_template import ChatTemplate
 from specrig.study.config import Config
 from specrig.study.grid import Grid
 from specrig.study.paths import Paths
 from specrig.tasks import Prompt, PromptError, read_prompts
+from specrig.tasks.chat import ChatForm
 from specrig.tasks.variants import variant_of
 
-JOB_KEYS = ("seed", "prompts", "max_new_tokens", "warmup", "repeats", "device", "threads")
+JOB_KEYS = ("seed", "clock", "prompts", "max_new_tokens", "warmup", "repeats", "device", "threads")
 """Keys of a study that decide what a measuring job measures."""
 FOR_READERS = {"notes", "licence"}
 """Columns of tables that decide no result."""
@@ -85,6 +87,11 @@ class Study(Config):
         rows = self.rows.pairs.values()  # also those that only an entry of `methods:` names
         folders = {source for row in rows for source in (row.draft, *row.head_folders.values()) if source}
         return frozenset().union(*(trained_on(Path(folder).expanduser()) for folder in folders))
+
+    def chat_form(self, task: str, template: ChatTemplate) -> ChatForm:
+        """How the prompts of a task become text in a model's chat template."""
+        row = self.rows.tasks[task]
+        return ChatForm(task, template, row.system, row.template_args, self.clock)
 
     def scorers(self, task: str) -> list[str]:
         """The names of a task's scorers. Its reference is for the first turn, so later turns have none."""

@@ -16,12 +16,13 @@ from specrig.corpus.example import PROMPT_FILES
 from specrig.engines import registry as engines
 from specrig.heads import trained
 from specrig.models import facts, gguf
-from specrig.models.gate import check_decoder, check_vocabulary, without_chat_template
+from specrig.models.gate import check_decoder, check_vocabulary
 from specrig.models.pair import ModelError
 from specrig.provenance.trained_for import check_trained_for
 from specrig.study.problems import Problems, nearest
 from specrig.study.rows import CORPUS, DATA_FILES, MEDUSA2, TRAINED, Pair, Task, looks_like_path
 from specrig.study.study import Study
+from specrig.study.template_checks import check_chat
 from specrig.tasks import PromptError, packages
 from specrig.tasks.lengths import check_lengths
 from specrig.tasks.scorers import registry as scorers
@@ -234,7 +235,7 @@ def check_tasks(study: Study, problems: Problems) -> None:
 
     Local files are read here; prompts from the network are checked by the job that fetches them.
     """
-    _check_chat(study, problems)
+    check_chat(study, problems)
     _check_contexts(study, problems)
     pairs: dict[str, dict[str, None]] = {}  # of each task, those that it is measured on
     for _, cell in study.grid.requested:
@@ -281,7 +282,7 @@ def _check_corpus_task(study: Study, name: str, problems: Problems) -> None:
 def _check_own_prompts(study: Study, name: str, row: Task, pairs: Iterable[str], problems: Problems) -> None:
     try:
         prompts = study.prompts_of(name, study.root)
-        for pair in pairs:
+        for pair in () if row.chat else pairs:  # in a chat template they are longer
             files = study.paths.pair_files(pair, study.root)
             if Path(files.target).is_dir() and study.rows.pairs[pair].trained_in("target") is None:
                 check_lengths(prompts, name, files, study.max_new_tokens)
@@ -305,37 +306,3 @@ def _check_contexts(study: Study, problems: Problems) -> None:
             if limit is not None and context > limit:
                 reason = f"{context} tokens, the target of pair {pair!r} holds {limit}"
                 problems.key(["contexts", index], reason, "leave it out, or take a target with a longer context")
-
-
-def _task_index(study: Study, task: str) -> int:
-    """The index, in the config's `tasks`, of a task or of that of which it is a variant."""
-    return study.task_rows.index(variant_of(task).task)
-
-
-def _check_chat(study: Study, problems: Problems) -> None:
-    """Add a problem for targets at hand without the chat template that a task, `training.chat: true` or
-    `training.prompts: self` needs.
-    """
-    needed = {(cell.pair, cell.task) for cell in study.grid.cells if study.rows.tasks[cell.task].chat}
-    trained = {pair for pair, _ in study.grid.trained}
-    if study.training.chat is True:
-        needed |= {(pair, "training.chat") for pair in trained}
-    if any(source.kind == "target" for source in study.training.sources):
-        needed |= {(pair, "training.prompts") for pair in trained}
-    for pair, name in sorted(needed):
-        row = study.rows.pairs[pair]
-        try:
-            bare = row.trained_in("target") is not None or row.weights == "random" or without_chat_template(row.target)
-        except ModelError:
-            continue  # reported as a problem of the pair
-        if bare:
-            of_training = name.startswith("training.")
-            key: list[str | int] = [*name.split(".")] if of_training else ["tasks", _task_index(study, name)]
-            reason = f"the target of pair {pair!r} has no chat template, which {name} needs"
-            fix = "take an instruction-tuned target, or a task without `chat` (`pairs:` and `tasks:` restrict an entry)"
-            if name == "training.prompts":
-                fix = (
-                    "such a model writes no requests: leave training.prompts out for the study's corpus, or name a "
-                    "file of prompts"
-                )
-            problems.key(key, reason, fix)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from specrig.errors import first_line
 from specrig.models import gate, hub
 from specrig.models.pair import ModelError, PairFiles
 from specrig.tasks.prompts import Prompt
@@ -15,7 +16,14 @@ def counter(pair: PairFiles) -> Callable[[Sequence[str]], list[int]]:
     if pair.random_weights:
         return lambda texts: [len(text.encode()) for text in texts]
     tokenizer = hub.read_tokenizer(hub.fetch(pair.target, "tokenizer.json", pair.target_revision))
-    return lambda texts: [len(entry.ids) for entry in tokenizer.encode_batch(list(texts))]
+
+    def count(texts: Sequence[str]) -> list[int]:
+        try:
+            return [len(entry.ids) for entry in tokenizer.encode_batch(list(texts))]
+        except Exception as error:  # the library has no type of its own
+            raise PromptError(f"the tokenizer of {pair.target} cannot encode a prompt ({first_line(error)})") from error
+
+    return count
 
 
 def check_lengths(prompts: Sequence[Prompt], task: str, pair: PairFiles, new_tokens: int) -> None:

@@ -11,13 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError
-
 from specrig.corpus import gather
 from specrig.corpus.example import TASKS, hash_fraction, number
 from specrig.corpus.wording import normalized
-from specrig.errors import first_line
-from specrig.tasks.chat import render_chat
+from specrig.models.chat_template import ChatTemplate, ChatTemplateError, of_tokenizer, prompt_ids
 from specrig.tasks.sources import PromptError, Row, hub_rows, read_rows
 from specrig.training.prompt_sources import PromptSource
 from specrig.training.recipe import Recipe
@@ -97,12 +94,13 @@ def plan(groups: Sequence[Group], recipe: Recipe, target: Path, tokenizer: Any) 
     A prompt that fills more than half of a sequence is passed over. Raises PromptError where `chat` is true and the
     tokenizer has no chat template, and for a request that the template refuses.
     """
-    chat = bool(tokenizer.chat_template) if recipe.chat == "auto" else recipe.chat
-    if chat and not tokenizer.chat_template:
+    template = of_tokenizer(tokenizer, target)
+    chat = bool(template.text) if recipe.chat == "auto" else recipe.chat
+    if chat and not template.text:
         raise PromptError(
             f"training.chat is true and the tokenizer of {target} has no chat template; say auto or false"
         )
-    left = {at: _planned(group, recipe, target, tokenizer, chat) for at, group in enumerate(groups)}
+    left = {at: _planned(group, recipe, tokenizer, template if chat else None) for at, group in enumerate(groups)}
     # The group that is furthest behind its share comes next.
     done = dict.fromkeys(left, 0)
     while left:
@@ -115,29 +113,28 @@ def plan(groups: Sequence[Group], recipe: Recipe, target: Path, tokenizer: Any) 
         yield found
 
 
-def _planned(group: Group, recipe: Recipe, target: Path, tokenizer: Any, chat: bool) -> Iterator[Planned]:
+def _planned(group: Group, recipe: Recipe, tokenizer: Any, template: ChatTemplate | None) -> Iterator[Planned]:
     count = 0
     if group.requests is None:
         while True:
             yield Planned(group.kind, count)
             count += 1
     for request in group.requests:
-        text = _rendered(request, target, tokenizer) if chat else request.text
-        prompt: list[int] = tokenizer(text)["input_ids"]
+        prompt = prompt_ids(tokenizer, _rendered(request, template) if template else request.text)
         if 0 < len(prompt) <= (recipe.text.sequence + 1) // 2:
             users = tuple(turn["content"] for turn in request.turns if turn["role"] == "user")
-            yield Planned(group.kind, count, users if chat else (request.text,), prompt)
+            yield Planned(group.kind, count, users if template else (request.text,), prompt)
             count += 1
 
 
-def _rendered(request: Request, target: Path, tokenizer: Any) -> str:
+def _rendered(request: Request, template: ChatTemplate) -> str:
     """The request in the chat template of the target's tokenizer."""
     try:
-        return render_chat(tokenizer, request.turns)
-    except TemplateError as error:
+        return template.render(request.turns)
+    except ChatTemplateError as error:
         raise PromptError(
-            f"{request.location}: the chat template of {target} refuses these messages ({first_line(error)}); change them "
-            "(some templates want no system line, or users and assistants in turn), or say training.chat: false"
+            f"{request.location}: {error.reason}; change them (some templates want no system line, or users and "
+            "assistants in turn), or say training.chat: false"
         ) from error
 
 

@@ -10,13 +10,12 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from specrig.tasks.chat import render_chat
+from specrig.models.chat_template import PROBE as SENTINEL
+from specrig.models.chat_template import ChatTemplateError, of_tokenizer, prompt_ids
 from specrig.tasks.sources import PromptError
 
 Message = dict[str, str]
 """`role` and `content`."""
-SENTINEL = "Xq7userZk"
-"""A user's text that no template writes by itself."""
 FEWEST_WORDS = 4
 REPEATED = 0.35
 """Largest share of a request's n-grams that occurred in it before."""
@@ -73,9 +72,9 @@ ABOUT = (
 class Template:
     """The chat template of a target, cut for its users' texts."""
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, target: object = "the target") -> None:
         """Raises PromptError where the template changes what users write, so that it cannot be cut."""
-        self.tokenizer = tokenizer
+        self.tokenizer, self._template = tokenizer, of_tokenizer(tokenizer, target)
         _, end = self._cut([{"role": "user", "content": SENTINEL}])
         special = [token for token in tokenizer.all_special_tokens if token and end.lstrip().startswith(token)]
         self.end = max(special, key=len) if special else next(iter(end.split()), "")
@@ -90,26 +89,31 @@ class Template:
 
     def before_answer(self, messages: Sequence[Message]) -> str:
         """The conversation up to where the answer begins."""
-        return render_chat(self.tokenizer, messages)
+        return self._rendered(messages)
 
     def takes(self, system: str) -> bool:
         """Whether the template has a place for a system line."""
         try:
             return system in self.before_user([{"role": "system", "content": system}])
-        except Exception:  # templates refuse roles in their own ways
+        except PromptError:
             return False
 
     def tokens(self, text: str) -> list[int]:
         """The ids of a text."""
-        found: list[int] = self.tokenizer(text)["input_ids"]
-        return found
+        return prompt_ids(self.tokenizer, text)
 
     def text(self, tokens: Sequence[int]) -> str:
         """The text of ids, special tokens included."""
         return str(self.tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
+    def _rendered(self, messages: Sequence[Message]) -> str:
+        try:
+            return self._template.render(messages)
+        except ChatTemplateError as error:
+            raise PromptError(f"{error.reason}: requests cannot be written") from error
+
     def _cut(self, messages: Sequence[Message]) -> tuple[str, str]:
-        before, found, behind = render_chat(self.tokenizer, messages).rpartition(SENTINEL)
+        before, found, behind = self._rendered(messages).rpartition(SENTINEL)
         if not found:
             raise PromptError("the chat template does not hold a user's text as it stands: requests cannot be written")
         return before, behind
@@ -122,7 +126,7 @@ def template(tokenizer: Any, target: object) -> Template:
             f"the tokenizer of {target} has no chat template, which training.prompts: self needs: such a model "
             "writes no requests. Leave training.prompts out for the study's corpus, or name a file of prompts"
         )
-    return Template(tokenizer)
+    return Template(tokenizer, target)
 
 
 def is_request(text: str, special: Sequence[str] = ()) -> bool:
