@@ -14,10 +14,10 @@ import pandas as pd
 from specrig.analysis.cells import row_dicts
 from specrig.audit.identity import Answer, answer, served_answers
 from specrig.audit.multiple_testing import (
+    BASELINE_TESTS,
     EXACT,
     IDENTITY,
     LOSSY,
-    REFERENCE,
     UNDER_LOAD,
     UNIFORMITY,
     audited_cells,
@@ -60,7 +60,7 @@ def audit_differences(
     for location, row in rows:
         key = _row_key(row)
         seen[key] += 1
-        if row["test"] != REFERENCE and key not in expected:
+        if row["test"] not in BASELINE_TESTS and key not in expected:
             differences.append(f"{location}: a test of {_named(key)}, of which there are no records")
             continue
         _, engine, _, method, variant, *_ = key
@@ -78,7 +78,7 @@ def _row(
     row: Mapping[str, Any], records: Sequence[Record], answers: Sequence[Answer], lossy: bool, level: float
 ) -> Iterator[str]:
     finding, passed, p_value = str(row["finding"]), str(row["passed"]), row["p_value"]
-    if lossy != finding.startswith(LOSSY) and row["test"] != REFERENCE:
+    if lossy != finding.startswith(LOSSY) and row["test"] not in BASELINE_TESTS:
         yield f"the finding {finding!r}, and the method is {'lossy' if lossy else 'lossless'}"
         return
     finding = finding.removeprefix(LOSSY)
@@ -87,7 +87,7 @@ def _row(
     if finding.startswith("not tested"):
         if not lossy and not _is(passed, False):
             yield "not tested, and without the verdict that follows, failed"
-    elif row["test"] == REFERENCE:
+    elif row["test"] in BASELINE_TESTS:
         same, tie = ": the same " in finding, finding.startswith("numerical tie")
         if not finding.startswith("not compared") and not _is(passed, same or tie):
             yield f"the verdict {passed or 'none'} on the finding {finding!r}"
