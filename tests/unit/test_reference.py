@@ -5,6 +5,7 @@ found.
 from __future__ import annotations
 
 import gc
+import json
 import weakref
 from dataclasses import replace
 from pathlib import Path
@@ -15,15 +16,20 @@ import pytest
 import torch
 import yaml
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import MistralConfig, MistralForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaConfig, MistralConfig, MistralForCausalLM, Phi3Config, PreTrainedTokenizerFast
 
 from runs import own_study
 from specrig.audit import reference
 from specrig.audit.multiple_testing import REFERENCE, UNIFORMITY
+from specrig.audit.reference import BaselineCheck, Request, check_baseline
+from specrig.audit.references import Output
 from specrig.audit.run import AuditTarget, audit_records
 from specrig.measurement.records import Record, study_records
 from specrig.measurement.runner import measure
-from specrig.results.audit_tables import identity, sentence, summary_grid, verdict_grid
+from specrig.models import gate
+from specrig.models.pair import PairFiles
+from specrig.models.weights import PretrainedWeights
+from specrig.results.audit_tables import baseline_warning, identity, sentence, summary_grid, verdict_grid
 from specrig.results.summary import audit_failures
 from specrig.runtime import agreement
 from specrig.runtime.attention import FULL
@@ -68,13 +74,17 @@ def cells(**values: Any) -> pd.DataFrame:
     )
 
 
-def test_a_right_baseline_has_a_row_of_its_own(windowed: Path) -> None:
+def test_a_right_baseline_has_rows_of_its_own(windowed: Path) -> None:
     audit = audited(load_study(windowed))
     assert REFERENCE == "baseline against transformers' generate"
-    assert audit["test"].tolist() == [REFERENCE, "token identity"]
-    assert audit["passed"].all() and audit["method"].tolist() == ["autoregressive", "draft_model"]
-    assert audit["finding"][0] == "1: the same 24 tokens after 26 of prompt", "the longest prompt"
+    assert audit["test"].tolist() == [REFERENCE] * 3 + ["token identity"]
+    assert audit["passed"].all() and audit["method"].tolist() == ["autoregressive"] * 3 + ["draft_model"]
+    short, long, across = (finding.split("; first-token logits within")[0] for finding in audit["finding"][:3])
+    assert short == "0: the same 24 tokens after 16 of prompt"
+    assert long == "1: the same 24 tokens after 26 of prompt"
+    assert across == "1, cut or repeated: the same 32 tokens after 1 of prompt", "its output crosses the window's 8"
     assert "gives the same output as transformers' own generate" in sentence(audit)
+    assert baseline_warning(audit) == ""
 
 
 @pytest.fixture
@@ -91,13 +101,15 @@ def blind(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_wrong_mask_is_identical_to_itself_and_found_all_the_same(windowed: Path, blind: None) -> None:
-    audit = audited(load_study(windowed))
-    baseline, identity = audit.to_dict("records")
+    study = load_study(windowed)
+    audit = audited(study)
+    *baselines, identity = audit.to_dict("records")
     assert identity["passed"] and "2 of 2 outputs identical (100 %)" in identity["finding"], (
         "the method agrees with the wrong baseline"
     )
-    assert not baseline["passed"]
-    assert "instead of" in baseline["finding"] and "logits" in baseline["finding"]
+    assert not any(row["passed"] for row in baselines)
+    assert all("first-token logits differ" in row["finding"] for row in baselines[:2]), "prompts beyond the window"
+    assert "instead of" in baselines[2]["finding"] and "first-token logits within" in baselines[2]["finding"]
     assert audit_failures(cells(), audit).tolist() == [True], (
         "all that was measured against it, whatever variant and temperature"
     )
@@ -105,10 +117,12 @@ def test_a_wrong_mask_is_identical_to_itself_and_found_all_the_same(windowed: Pa
     assert "native/tiny" in sentence(audit) and "struck through" in sentence(audit)
     equal = "outputs of speculative methods equal plain decoding's, token by token."
     assert f"At temperature 0 all 2 {equal}" in sentence(audit)
-    parted = audit.assign(identical=[None, 1])
+    warning = baseline_warning(audit)
+    assert warning.startswith("Plain decoding itself failed the audit") and "native/tiny" in warning
+    parted = audit.assign(identical=[None, None, None, 1])
     equal = equal.replace(" of", " (50 %) of", 1)
     assert f"1 of 2 {equal} The others differ first at a numerical tie." in sentence(parted)
-    assert f"1 of 2 {equal} A test passes where" in sentence(parted.assign(passed=[False, False]))
+    assert f"1 of 2 {equal} A test passes where" in sentence(parted.assign(passed=False))
     assert "passed, 50 % identical" in {row[-2].text for row in verdict_grid(parted).rows}
     assert "identical" not in sentence(audit.drop(columns="identical")), "audits of before had no such column"
 
@@ -143,8 +157,8 @@ def test_where_nothing_was_decoded_greedily_the_native_baseline_is_decoded_now(w
     config = yaml.safe_load(windowed.read_text()) | {"temperatures": [1.0]}
     windowed.write_text(yaml.safe_dump(config))
     audit = audited(load_study(windowed))
-    assert audit["test"].tolist() == [REFERENCE, "per-position uniformity"]
-    assert not audit["passed"][0] and audit["temperature"].tolist() == [0.0, 1.0]
+    assert audit["test"].tolist() == [REFERENCE] * 3 + ["per-position uniformity"]
+    assert not audit["passed"][:3].any() and audit["temperature"].tolist() == [0.0] * 3 + [1.0]
 
 
 def test_what_cannot_be_compared_is_said_and_rejects_nothing(windowed: Path) -> None:
@@ -158,11 +172,12 @@ def test_what_cannot_be_compared_is_said_and_rejects_nothing(windowed: Path) -> 
     assert audit["passed"].isna().tolist() == [True, False]
     assert audit["finding"][0] == "not compared: the model lies with its servers"
     assert not audit_failures(cells(engine="server"), audit).any()
-    assert "1 of 1 baselines. The table says why." in sentence(audit)
+    assert "Plain decoding has no independent reference (server/tiny). The table says why." in sentence(audit)
     assert {row[-2].text for row in verdict_grid(audit).rows} == {"not judged", "passed, 100 % identical"}
     assert {row[-1].text for row in summary_grid(audit.assign(p_value=1e-15)).rows} == {"< 1e-12"}
     files = replace(study.paths.pair_files("tiny", study.root).only(()), quantization="awq")
-    (made,) = reference.check_baselines(study_records(study.root / "records"), study, files, study.root, lambda *_: [])
+    native = AuditTarget(study, "tiny", study.root)
+    (made,) = reference.check_baselines(study_records(study.root / "records"), study, files, study.root, native)
     assert made.passed is None and "quantized as awq" in made.finding
 
 
@@ -173,24 +188,110 @@ def test_a_tie_is_told_apart(windowed: Path) -> None:
     prompt, tokens = [1, 2], list(record.baseline.tokens)
     logits = torch.zeros(len(tokens), 26)
     logits[3, tokens[3]], other = 1e-4, (tokens[3] + 1) % 26
+    request = Request(record, "0", prompt, "bc", len(tokens))
+
+    def checked(found: list[int], *, exact: bool = True, first: Any = None) -> BaselineCheck:
+        output = Output(prompt, tokens, logits, exact=exact, precision="float32")
+        return check_baseline(request, found, first, output, REFERENCE, "float32")
+
     found = [*tokens[:3], other, *tokens[4:]]
-    tie = reference.check_baseline(record, found, reference.ReferenceOutput(prompt, tokens, logits), "float32")
+    tie = checked(found)
     assert tie.passed and tie.finding.startswith("numerical tie") and "token 3" in tie.finding
     audit = judged(study, [record])
     same = "gives the same output as transformers' own generate"
     up_to_a_tie = same.replace(" as", " up to a numerical tie as")
-    assert same in sentence(audit) and up_to_a_tie in sentence(audit.assign(finding=[tie.finding, ""]))
+    assert same in sentence(audit) and up_to_a_tie in sentence(audit.assign(finding=tie.finding))
     logits[3, tokens[3]] = 0.5
-    assert (
-        reference.check_baseline(record, found, reference.ReferenceOutput(prompt, tokens, logits), "float32").passed
-        is False
+    assert checked(found).passed is False and checked(tokens[:-1]).passed is False
+    logits[0] = torch.linspace(-1, 1, 26)
+    gap = 0.5 / float(logits[0].std(correction=0))
+    assert f"by {gap:.2g} of" in checked(found, exact=False).finding and not checked(found, exact=False).passed
+    logits[3, tokens[3]] = 1e-4
+    assert checked(found, exact=False).passed, "a thousandth of the spread"
+    masked = logits[0].clone().index_fill_(0, torch.tensor([25]), float("-inf"))
+    assert checked(tokens, first=masked.numpy()).passed, "rows that one side masks are not compared"
+    wrong = checked(tokens, first=logits[0].mul(1.01).numpy())
+    assert wrong.passed is False and ": the same" not in wrong.finding and "logits differ by 0.01" in wrong.finding
+
+
+def test_a_window_that_is_one_token_short_is_found(windowed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = LlamaModel.__init__
+
+    def wrong(self: LlamaModel, model: Any, **kwargs: Any) -> None:
+        whole(self, model, **kwargs)
+        self.patterns = [replace(one, size=one.size - 1) if one.size else one for one in self.patterns]
+
+    monkeypatch.setattr(LlamaModel, "__init__", wrong)
+    monkeypatch.setattr(agreement, "check", lambda *_: None)
+    audit = audited(load_study(windowed)).set_index("test")
+    assert not audit["passed"][REFERENCE].any() and audit["passed"]["token identity"]
+
+
+def test_the_settings_beside_a_model_change_nothing_but_its_stop_ids(
+    windowed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {
+        "repetition_penalty": 5.0,
+        "no_repeat_ngram_size": 2,
+        "suppress_tokens": [3, 4, 5],
+        "forced_eos_token_id": 7,
+        "min_new_tokens": 20,
+        "do_sample": True,
+        "temperature": 3.0,
+        "num_beams": 2,
+        "prompt_lookup_num_tokens": 3,
+    }
+    first = audited(load_study(windowed))
+    study = load_study(windowed)
+    told = study_records(study.root / "records")[0].baseline.tokens
+    stop = next(token for at, token in enumerate(told) if at > 3 and token not in told[:at])
+    Path("model/generation_config.json").write_text(json.dumps({**settings, "eos_token_id": [stop]}))
+    gate._json.cache_clear()
+    audit = audited(study)
+    assert audit["passed"].all() and audit["finding"].tolist() != first["finding"].tolist()
+    monkeypatch.setattr(PretrainedWeights, "_eos", lambda _: frozenset())
+    audit = audited(study)
+    assert audit["finding"][0] == f"stop ids differ: {stop} ends an output in transformers alone"
+    assert not audit["passed"][0]
+
+
+def test_lengths_at_which_a_model_changes(tmp_path: Path) -> None:
+    factors = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+    scaling = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 32, **factors}
+    shape = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2, "max_position_embeddings": 512}
+    phi = {
+        "rope_parameters": scaling,
+        "original_max_position_embeddings": 32,
+        "sliding_window": None,
+        "pad_token_id": 0,
+    }
+    Phi3Config(**shape, **phi).save_pretrained(tmp_path / "phi")
+    dynamic = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    LlamaConfig(**shape, rope_parameters=dynamic).save_pretrained(tmp_path / "dynamic")
+    LlamaConfig(**shape).save_pretrained(tmp_path / "plain")
+    MistralConfig(**shape, sliding_window=4096).save_pretrained(tmp_path / "window")
+    found = {
+        name: reference.switches(PairFiles(name, str(tmp_path / name)), None)
+        for name in ("phi", "dynamic", "plain", "window")
+    }
+    assert found == {
+        "phi": {32: reference.ROTARY},
+        "dynamic": {512: reference.ROTARY},
+        "plain": {},
+        "window": {4096: reference.WINDOW},
+    }
+
+
+def test_a_length_that_cannot_be_reached_is_named(windowed: Path) -> None:
+    config = json.loads(Path("model/config.json").read_text())
+    Path("model/config.json").write_text(json.dumps(config | {"sliding_window": 250}))
+    gate._json.cache_clear()
+    audit = audited(load_study(windowed))
+    last = audit[audit["test"] == REFERENCE].iloc[-1]
+    assert pd.isna(last["passed"]) and last["finding"] == (
+        "not compared: its attention reaches back 250 positions, and prompts of the audit end at 256"
     )
-    assert (
-        reference.check_baseline(
-            record, tokens[:-1], reference.ReferenceOutput(prompt, tokens, logits), "float32"
-        ).passed
-        is False
-    )
+    assert "Not compared with it: 1 of 3 prompts." in sentence(audit)
 
 
 def test_each_k_has_a_test_of_its_own(windowed: Path) -> None:

@@ -23,6 +23,9 @@ EXACT, UNIFORMITY, REFERENCE = (
     "per-position uniformity",
     "baseline against transformers' generate",
 )
+LLAMA_CPP = "baseline against llama.cpp on the file"
+BASELINE_TESTS = {REFERENCE: "transformers' own generate", LLAMA_CPP: "llama.cpp on the GGUF file"}
+"""The tests of plain decoding itself -> what it is compared with."""
 IDENTITY, UNDER_LOAD = "token identity", "token identity under load"
 """Names of the tests. The last two are of records, and of servers' answers to many requests at once."""
 LOSSY = "lossy by design; "

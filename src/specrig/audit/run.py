@@ -28,7 +28,6 @@ from specrig.audit.multiple_testing import (
     EXACT,
     IDENTITY,
     LOSSY,
-    REFERENCE,
     UNDER_LOAD,
     UNIFORMITY,
     audited_cells,
@@ -106,7 +105,7 @@ def _exact(study: Study, probe: Cell) -> Outcome:
 def audit_records(
     study: Study, records: Sequence[Record], root: Path, out: Path, points: Iterable[Sequence[Turn]] = ()
 ) -> None:
-    """Test a study's records: plain decoding against transformers, token identity at temperature 0, uniformity above;
+    """Test a study's records: plain decoding against a reference, token identity at temperature 0, uniformity above;
     writes `out`. points: turns of servers under load; their answers at temperature 0 are tested alike.
     """
     rows = []
@@ -117,7 +116,7 @@ def audit_records(
     pairs = {record.cell.pair for record in records} | {turns[0].point.cell.pair for turns in under_load}
     for pair in sorted(pairs):
         target, members = AuditTarget(study, pair, root), [each for each in records if each.cell.pair == pair]
-        rows += [_baseline(made) for made in check_baselines(members, study, target.files, root, target.plain)]
+        rows += [_baseline(made) for made in check_baselines(members, study, target.files, root, target)]
         for _, group in groupby(members, key=_order):
             found = list(group)
             try:
@@ -159,10 +158,17 @@ class AuditTarget:
             prompt.id: self.engine.encode(prompt.text) for prompt in prepared(self.study, task, self.files, self.root)
         }
 
-    def plain(self, cell: Cell, prompt: Sequence[int]) -> list[int]:
+    def plain(self, cell: Cell, prompt: Sequence[int], max_new_tokens: int) -> list[int]:
         """What the native engine decodes after `prompt` with this cell."""
-        (made,) = self.engine.generate(cell, [prompt], max_new_tokens=self.study.max_new_tokens, seeds=[0])
+        (made,) = self.engine.generate(cell, [prompt], max_new_tokens=max_new_tokens, seeds=[0])
         return made.tokens
+
+    def first_logits(self, prompt: Sequence[int]) -> NDArray[np.float32]:
+        """The target's logits `[V]` after `prompt`, in the study's precision, as plain decoding computes them."""
+        model = self.engine.target
+        model.start(1, len(prompt) + 1)
+        found: NDArray[np.float32] = model.catch_up([prompt], [False])[0].float().cpu().numpy()
+        return found
 
     @cached_property
     def precise(self) -> Native:
@@ -207,7 +213,7 @@ class AuditTarget:
 
 def _baseline(made: BaselineCheck) -> dict[str, Any]:
     """The row of a baseline; `passed` is empty where nothing could be compared."""
-    row = _judged([made.record], REFERENCE, float("nan"), made.passed is True, True, made.finding)
+    row = _judged([made.record], made.test, float("nan"), made.passed is True, True, made.finding)
     own = {"method": "autoregressive", "variant": "", "temperature": 0.0, "ks": "0"}
     return row | own | ({"passed": None} if made.passed is None else {})
 

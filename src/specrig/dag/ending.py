@@ -9,13 +9,18 @@ TEXTS = ("variant", "disturbed", "cross_fitted_disturbed")
 
 
 def ending(root: Path, report: Path) -> str:
-    """A line for each engine and pair, and the paths of report and results; only the paths where the run made no tables."""
-    table = root / "tables" / "speedup.csv"
+    """That plain decoding failed the audit, where it did; a line for each engine and pair; the paths of report and results.
+    Only the paths where the run made no tables.
+    """
+    table, audit = root / "tables" / "speedup.csv", root / "audit" / "records.csv"
     found = []
     if table.is_file():
         import pandas as pd  # planning needs none
 
+        from specrig.results.audit_tables import baseline_warning
         from specrig.results.conclusions import in_short
 
-        found = in_short(pd.read_csv(table, dtype=dict.fromkeys(TEXTS, str)).fillna(dict.fromkeys(TEXTS, "")))
+        warning = baseline_warning(pd.read_csv(audit)) if audit.is_file() else ""
+        found = [warning] if warning else []
+        found += in_short(pd.read_csv(table, dtype=dict.fromkeys(TEXTS, str)).fillna(dict.fromkeys(TEXTS, "")))
     return "\n".join([*found, f"Report: {report}", f"Results: {root}"])

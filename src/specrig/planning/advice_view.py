@@ -47,7 +47,11 @@ def show_advice(advice: Advice, console: Console) -> None:
         command = f"make CONFIG=<a study with pairs: [{advice.name}]>"
         console.print(f"  {command}, then specrig advise {advice.name} --study results/<study>", markup=False)
     else:
-        title = f"No measured cell of {advice.study} is lossless with a speedup" if advice.study else "Not measured"
+        title = (
+            f"No measured cell of {advice.study} is lossless, passed the audit and has a speedup"
+            if advice.study
+            else "Not measured"
+        )
         console.print(f"{title}: predicted at batch size 1", markup=False)
         _print_predictions(advice.predictions, device.device if device else None, console)
     show_runnable(advice.pair, advice.lacks, console)

@@ -8,14 +8,22 @@ from typing import Any, cast
 import pandas as pd
 
 from specrig.analysis.cells import row_dicts
-from specrig.audit.multiple_testing import EXACT, FAMILY_WISE, IDENTITY, LOSSY, REFERENCE, UNDER_LOAD, UNIFORMITY
+from specrig.audit.multiple_testing import (
+    BASELINE_TESTS,
+    EXACT,
+    FAMILY_WISE,
+    IDENTITY,
+    LOSSY,
+    UNDER_LOAD,
+    UNIFORMITY,
+)
 from specrig.results import grid
 from specrig.results.grid import Column, Grid, GridEntry
 from specrig.results.labels import method_name, method_order, task_name
 
 SMALLEST = 1e-12
 """Smaller p-values are shown as "< 1e-12": neither readers nor double precision can tell them apart."""
-TESTS = {EXACT: 0, REFERENCE: 1, IDENTITY: 2, UNDER_LOAD: 3, UNIFORMITY: 4}
+TESTS = {EXACT: 0, **dict.fromkeys(BASELINE_TESTS, 1), IDENTITY: 2, UNDER_LOAD: 3, UNIFORMITY: 4}
 
 RULE = (
     "All p-values are judged together (Holm's procedure). If all methods are correct, the probability that any test "
@@ -30,7 +38,7 @@ CAPTION = (
 def sentence(audit: pd.DataFrame) -> str:
     """Sentences that say what the audit found. audit: see `verdict_grid`."""
     lossy = _lossy_rows(audit)
-    baseline = audit["test"] == REFERENCE
+    baseline = audit["test"].isin(list(BASELINE_TESTS))
     claimed = audit[~lossy & ~baseline & audit["passed"].notna()]
     failed = claimed[~claimed["passed"].astype(bool)]
     methods = claimed["method"].nunique()
@@ -120,28 +128,47 @@ def _verdict(row: dict[str, Any]) -> str:
     )
 
 
+def baseline_warning(audit: pd.DataFrame) -> str:
+    """The sentence that stands before all others where plain decoding itself failed; empty where it did not."""
+    wrong = audit[audit["test"].isin(list(BASELINE_TESTS)) & audit["passed"].notna()]
+    wrong = wrong[~wrong["passed"].astype(bool)]
+    if wrong.empty:
+        return ""
+    return (
+        f"Plain decoding itself failed the audit: it differs from {_references(wrong)} ({_places(wrong)}). What was "
+        "measured against it does not count: it is struck through, and no method is named the fastest there."
+    )
+
+
 def _baselines(audit: pd.DataFrame) -> str:
     """Sentences about the audit of plain decoding itself, with a space before them; empty without such tests."""
     made = audit[audit["passed"].notna()]
     wrong = made[~made["passed"].astype(bool)]
+    judged = set(zip(made["engine"], made["pair"], strict=True))
+    unjudged = audit[[place not in judged for place in zip(audit["engine"], audit["pair"], strict=True)]]
     text = ""
     if len(wrong):
-        names = ", ".join(sorted({f"{row['engine']}/{row['pair']}" for row in row_dicts(wrong)}))
         text = (
-            f" Plain decoding itself differs from transformers' own generate ({names}). All that was measured against "
+            f" Plain decoding itself differs from {_references(wrong)} ({_places(wrong)}). All that was measured against "
             "it is struck through."
         )
     elif len(made):
         tie = " up to a numerical tie" if made["finding"].astype(str).str.startswith("numerical tie").any() else ""
-        text = (
-            f" Plain decoding, the baseline of all speedups, gives the same output{tie} as transformers' own generate."
-        )
-    if len(made) < len(audit):
-        text += (
-            f" Not compared with transformers' own generate: {len(audit) - len(made)} of {len(audit)} baselines. The "
-            "table says why."
-        )
+        text = f" Plain decoding, the baseline of all speedups, gives the same output{tie} as {_references(made)}."
+    if len(unjudged):
+        text += f" Plain decoding has no independent reference ({_places(unjudged)}). The table says why."
+    elif len(made) < len(audit):
+        text += f" Not compared with it: {len(audit) - len(made)} of {len(audit)} prompts. The table says why."
     return text
+
+
+def _references(rows: pd.DataFrame) -> str:
+    return " and ".join(title for test, title in BASELINE_TESTS.items() if test in set(rows["test"]))
+
+
+def _places(rows: pd.DataFrame) -> str:
+    """Engines and pairs of tests of plain decoding."""
+    return ", ".join(sorted({f"{row['engine']}/{row['pair']}" for row in row_dicts(rows)}))
 
 
 def verdict_grid(audit: pd.DataFrame) -> Grid:

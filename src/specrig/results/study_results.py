@@ -268,10 +268,13 @@ class StudyResults:
 
     @cached_property
     def abstract(self) -> list[str]:
-        """That the machine was busy throughout, the conclusions, and what the audit found."""
+        """That plain decoding failed the audit, that the machine was busy throughout, the conclusions, and what the audit
+        found.
+        """
         busy = [self.disturbance_warning] if self.busy else []
         found = [finding.paragraph for finding in self.findings]
-        return [*busy, *found, *([self.audit_sentence] if self.audit is not None else [])]
+        wrong = [self.baseline_warning] if self.baseline_warning else []
+        return [*wrong, *busy, *found, *([self.audit_sentence] if self.audit is not None else [])]
 
     busy = cached_property(lambda self: disturbed_cells.busy_throughout(self.cells))
     """Whether the machine was busy throughout."""
@@ -333,6 +336,11 @@ class StudyResults:
     """In how many comparisons the engines' acceptance agrees."""
     audit_sentence = cached_property(lambda self: audit_tables.sentence(self.audit) if self.audit is not None else "")
     """What the audit found."""
+
+    baseline_warning = cached_property(
+        lambda self: audit_tables.baseline_warning(self.audit) if self.audit is not None else ""
+    )
+    """That plain decoding itself failed the audit."""
 
     claims_sentence = cached_property(lambda self: claim_tables.sentence(self.judged))
     """How many reported figures have each verdict."""

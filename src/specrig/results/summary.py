@@ -15,7 +15,7 @@ from specrig.analysis.disturbance import disturbed
 from specrig.analysis.replicates import between_means, count
 from specrig.analysis.speedup import group_times, log_speedups
 from specrig.analysis.statistics import Estimate, average, interval, mean, stratified_ratio_interval
-from specrig.audit.multiple_testing import REFERENCE
+from specrig.audit.multiple_testing import BASELINE_TESTS
 from specrig.measurement.records import Record
 from specrig.results.labels import BASELINES
 
@@ -215,7 +215,9 @@ def audit_failures(cells: pd.DataFrame, audit: pd.DataFrame | None) -> pd.Series
     keys = [name for name in IDENTITY if name in audit and name in cells]
     for verdict in audit[~audit["passed"].astype(bool)].to_dict("records"):
         match = pd.Series(True, index=cells.index)
-        for name in keys if verdict.get("test") != REFERENCE else [key for key in keys if key in ("engine", "pair")]:
+        for name in (
+            keys if verdict.get("test") not in BASELINE_TESTS else [key for key in keys if key in ("engine", "pair")]
+        ):
             expected = "" if pd.isna(verdict[name]) else verdict[name]
             if name == "variant":  # empty is a variant too: the method with its default options
                 match &= cells[name].fillna("") == expected
