@@ -14,6 +14,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedConfig
 
+from specrig.heads import layouts
+from specrig.heads.shapes import Fits, Shapes
 from specrig.runtime.eight_bits import restored
 from specrig.runtime.types import DecodingError
 
@@ -21,11 +23,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from specrig.runtime.model import CachedModel
-
-Shapes = dict[str, tuple[int, ...]]
-"""Tensor name -> shape."""
-FAULTS = 6
-"""So many tensors that do not fit are named."""
 
 
 def write(folder: Path, config: Any, tensors: dict[str, Tensor], shapes: Shapes) -> None:
@@ -38,14 +35,30 @@ def write(folder: Path, config: Any, tensors: dict[str, Tensor], shapes: Shapes)
 
 
 def read(folder: Path) -> dict[str, Tensor]:
-    """Tensors of model.safetensors, those of 8 bits `restored`, or of pytorch_model.bin as older heads were
-    published. Raises OSError where there is neither.
+    """Tensors of a head's folder under their own names, those of 8 bits `restored`, of whichever of `layouts.WEIGHTS` is
+    there. Raises DecodingError where none is.
     """
-    older = folder / "pytorch_model.bin"
-    if older.is_file() and not (folder / "model.safetensors").is_file():
-        tensors: dict[str, Tensor] = torch.load(older, map_location="cpu", weights_only=True)
-        return tensors
-    return restored(load_file(folder / "model.safetensors"))
+    found: dict[str, Tensor] = {}
+    for file in layouts.files(folder, "weights"):
+        layouts.check_pointer(file)
+        if file.suffix == ".safetensors":
+            found |= load_file(file)
+        else:
+            found |= torch.load(file, map_location="cpu", weights_only=True)
+    return restored(found)
+
+
+def read_head(folder: Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The keys of config.json and the tensors of a head of this kind, under our names (`layouts`)."""
+    tensors = read(folder)
+    if kind not in layouts.SHAPES:  # a model's folder
+        return layouts.read_config(folder, layouts.TITLES[kind]), tensors
+    if "t2d" in tensors and "d2t" not in tensors:
+        reached = tensors["t2d"].nonzero().flatten()
+        tensors["d2t"] = reached - torch.arange(len(reached))
+    found = layouts.describe(folder, kind, {name: tuple(tensor.shape) for name, tensor in tensors.items()})
+    named = {found.name(name): tensor for name, tensor in tensors.items()}
+    return found.config, {name: named[name] for name in found.shapes or {}}
 
 
 def drafted_tokens(config: Mapping[str, Any], tensors: dict[str, Tensor]) -> Tensor | None:
@@ -80,11 +93,11 @@ def reading(folder: Path, title: str) -> Iterator[None]:
 class Checkpoint(ABC):
     """A head that is kept as config.json and model.safetensors."""
 
+    kind: ClassVar[str]
+    """A key of `layouts.TITLES`."""
     title: ClassVar[str]
     """What its folder holds, e.g. "Medusa heads"."""
     config_class: ClassVar[type[PreTrainedConfig]]
-    ignored: ClassVar[tuple[str, ...]] = ()
-    """Tensors of published checkpoints that are left out."""
 
     @abstractmethod
     def __init__(self, config: Any, tensors: dict[str, Tensor], target: CachedModel) -> None:
@@ -92,10 +105,10 @@ class Checkpoint(ABC):
         fit.
         """
 
-    @staticmethod
-    @abstractmethod
-    def shapes(config: Any) -> Shapes:
+    @classmethod
+    def shapes(cls, config: Any) -> Shapes:
         """Of the tensors that a head with this configuration has."""
+        return layouts.SHAPES[cls.kind](config)
 
     @classmethod
     @abstractmethod
@@ -109,14 +122,28 @@ class Checkpoint(ABC):
 
     @classmethod
     def load(cls, folder: Path, target: CachedModel) -> Self:
-        """Read a head's folder for this target. Raises DecodingError where it holds none that fits."""
+        """Read a head's folder, in any of the `layouts`, for this target. Raises DecodingError where it holds none that
+        fits.
+        """
+        layouts.read_config(folder, cls.title)
         with reading(folder, cls.title):
-            config = cls.config_class.from_pretrained(folder)
-            tensors = {name: tensor for name, tensor in read(folder).items() if name not in cls.ignored}
+            config, tensors = read_head(folder, cls.kind)
             try:
-                return cls(config, tensors, target)
+                return cls(cls.configured(config, target), tensors, target)
             except DecodingError as error:
                 raise DecodingError(f"{folder}: {error}") from error
+
+    @classmethod
+    def configured(cls, keys: dict[str, Any], target: CachedModel) -> Any:
+        """The configuration with these keys."""
+        return cls.config_class.from_dict(keys)
+
+    def check(self, config: Any, tensors: dict[str, Tensor], target: CachedModel) -> None:
+        """Raise DecodingError for a head of another target, or one whose tensors do not fit its configuration."""
+        shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        sizes = Fits(target.hidden_size, target.config.vocab_size, target.layers)
+        if wrong := layouts.misfit(self.kind, config, shapes, sizes):
+            raise DecodingError(wrong)
 
 
 def untrained(shapes: Shapes, seed: int, deviation: float) -> dict[str, Tensor]:
@@ -140,16 +167,3 @@ def check_vocabulary(drafted: Tensor, vocabulary: int, name: str) -> None:
     """Raise DecodingError where a reduced vocabulary `[Vd]` names a token twice or one that the target lacks."""
     if drafted.unique().numel() < len(drafted) or drafted.min() < 0 or drafted.max() >= vocabulary:
         raise DecodingError(f"not a head of this target: {name} maps outside the {vocabulary} tokens or twice")
-
-
-def faults(tensors: dict[str, Tensor], shapes: Shapes) -> str:
-    """What is missing, superfluous or of another shape; empty when all is right."""
-    wrong = [f"{name} is missing" for name in shapes if name not in tensors]
-    wrong += [f"{name} does not belong there" for name in tensors if name not in shapes]
-    wrong += [
-        f"{name} is {list(tensors[name].shape)} instead of {list(shape)}"
-        for name, shape in shapes.items()
-        if name in tensors and tuple(tensors[name].shape) != shape
-    ]
-    more = [f"and {len(wrong) - FAULTS} more"] if len(wrong) > FAULTS else []
-    return "; ".join([*wrong[:FAULTS], *more])
