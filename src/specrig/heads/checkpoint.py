@@ -34,12 +34,12 @@ def write(folder: Path, config: Any, tensors: dict[str, Tensor], shapes: Shapes)
     save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def read(folder: Path) -> dict[str, Tensor]:
+def read(folder: Path, title: str = "weights") -> dict[str, Tensor]:
     """Tensors of a head's folder under their own names, those of 8 bits `restored`, of whichever of `layouts.WEIGHTS` is
     there. Raises DecodingError where none is.
     """
     found: dict[str, Tensor] = {}
-    for file in layouts.files(folder, "weights"):
+    for file in layouts.files(folder, title):
         layouts.check_pointer(file)
         if file.suffix == ".safetensors":
             found |= load_file(file)
@@ -50,7 +50,7 @@ def read(folder: Path) -> dict[str, Tensor]:
 
 def read_head(folder: Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The keys of config.json and the tensors of a head of this kind, under our names (`layouts`)."""
-    tensors = read(folder)
+    tensors = read(folder, layouts.TITLES[kind])
     if kind not in layouts.SHAPES:  # a model's folder
         return layouts.read_config(folder, layouts.TITLES[kind]), tensors
     if "t2d" in tensors and "d2t" not in tensors:
@@ -118,7 +118,8 @@ class Checkpoint(ABC):
     @classmethod
     def save(cls, folder: Path, config: Any, tensors: dict[str, Tensor]) -> None:
         """Write config.json and model.safetensors (fp32)."""
-        write(folder, config, tensors, cls.shapes(config))
+        extras = layouts.EXTRAS.get(cls.kind, lambda _: {})(config)
+        write(folder, config, tensors, cls.shapes(config) | {name: extras[name] for name in tensors if name in extras})
 
     @classmethod
     def load(cls, folder: Path, target: CachedModel) -> Self:

@@ -105,7 +105,9 @@ def write_eagle3(folder: Path, target: dict[str, Any], out: Path, dtype: str) ->
     others = [key for key in shapes.VARIANTS if keys.get(key)]
     others += sorted(found.keys() - {f"{ours}.weight" for ours in names} - {"d2t", "embed_tokens.weight"})
     if others:
-        raise ModelError(f"{folder}: an EAGLE-3 head with {', '.join(others)} is not written as GGUF; use another engine")
+        raise ModelError(
+            f"{folder}: an EAGLE-3 head with {', '.join(others)} is not written as GGUF; use another engine"
+        )
     tensors = {theirs: found[f"{ours}.weight"] for ours, theirs in names.items()}
     if "d2t" in found:
         tensors["d2t"] = found["d2t"] + torch.arange(len(found["d2t"]))
