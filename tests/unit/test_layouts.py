@@ -465,7 +465,7 @@ REFUSED = {
     "vocabulary": ("eagle", BASE | {"vocab_size": 50}, "the head is for 50 tokens, the target has 40"),
     "layers": (
         "eagle3",
-        BASE | {"draft_vocab_size": V, "eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 16, 29]}},
+        BASE | {"architectures": ["LlamaForCausalLMEagle3"], "eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 16, 29]}},
         r"eagle_aux_hidden_state_layer_ids are \[2, 16, 29\], not rising ones from 0 to 7",
     ),
     "other layers": (

@@ -7,6 +7,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
@@ -14,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedConfig
 
+from specrig.errors import with_type
 from specrig.heads import layouts
 from specrig.heads.shapes import Fits, Shapes
 from specrig.runtime.eight_bits import restored
@@ -41,24 +43,45 @@ def read(folder: Path, title: str = "weights") -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for file in layouts.files(folder, title):
         layouts.check_pointer(file)
-        if file.suffix == ".safetensors":
-            found |= load_file(file)
-        else:
-            found |= torch.load(file, map_location="cpu", weights_only=True)
+        try:
+            if file.suffix == ".safetensors":
+                found |= load_file(file)
+            else:
+                found |= torch.load(file, map_location="cpu", weights_only=True)
+        except MemoryError:
+            raise
+        except Exception as error:  # each library has its own
+            reason = f"damaged ({with_type(error)}); {layouts.AGAIN}"
+            if isinstance(error, UnpicklingError) and "Unsupported" in str(error):
+                reason = "it holds more than tensors, which is not read; save its state_dict alone, as safetensors"
+            raise DecodingError(f"{file}: {reason}") from error
     return restored(found)
 
 
 def read_head(folder: Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The keys of config.json and the tensors of a head of this kind, under our names (`layouts`)."""
-    tensors = read(folder, layouts.TITLES[kind])
     if kind not in layouts.SHAPES:  # a model's folder
-        return layouts.read_config(folder, layouts.TITLES[kind]), tensors
-    if "t2d" in tensors and "d2t" not in tensors:
+        title = layouts.TITLES[kind]
+        return layouts.read_config(folder, title), read(folder, title)
+    found, tensors = described(folder, kind)
+    return found.config, tensors
+
+
+def sizes_of(target: CachedModel) -> Fits:
+    """Of a target that is loaded."""
+    return Fits(target.hidden_size, target.config.vocab_size, target.layers)
+
+
+def described(folder: Path, kind: str) -> tuple[layouts.Description, dict[str, Tensor]]:
+    """What a folder holds, and its tensors under our names. Raises DecodingError where it holds no head of this kind."""
+    layouts.read_config(folder, layouts.TITLES[kind])
+    tensors = read(folder, layouts.TITLES[kind])
+    if "t2d" in tensors and "d2t" not in tensors and not bool(tensors["t2d"].all()):
         reached = tensors["t2d"].nonzero().flatten()
         tensors["d2t"] = reached - torch.arange(len(reached))
     found = layouts.describe(folder, kind, {name: tuple(tensor.shape) for name, tensor in tensors.items()})
     named = {found.name(name): tensor for name, tensor in tensors.items()}
-    return found.config, {name: named[name] for name in found.shapes or {}}
+    return found, {name: named[name].reshape(shape) for name, shape in (found.shapes or {}).items()}
 
 
 def drafted_tokens(config: Mapping[str, Any], tensors: dict[str, Tensor]) -> Tensor | None:
@@ -85,8 +108,7 @@ def reading(folder: Path, title: str) -> Iterator[None]:
         reason = " ".join(str(error).split())[:200] or "no message"
         kind = "" if isinstance(error, OSError) else f"{type(error).__name__}: "
         raise DecodingError(
-            f"{folder}: no {title} there, or damaged ({kind}{reason}); copy or train it again, and check its "
-            "config.json"
+            f"{folder}: no {title} there that can be read ({kind}{reason}); check its config.json and its files"
         ) from error
 
 
@@ -126,11 +148,12 @@ class Checkpoint(ABC):
         """Read a head's folder, in any of the `layouts`, for this target. Raises DecodingError where it holds none that
         fits.
         """
-        layouts.read_config(folder, cls.title)
         with reading(folder, cls.title):
-            config, tensors = read_head(folder, cls.kind)
+            found, tensors = described(folder, cls.kind)
             try:
-                return cls(cls.configured(config, target), tensors, target)
+                if wrong := layouts.fault(found, cls.kind, sizes_of(target)):
+                    raise DecodingError(wrong)
+                return cls(cls.configured(found.config, target), tensors, target)
             except DecodingError as error:
                 raise DecodingError(f"{folder}: {error}") from error
 
@@ -142,8 +165,7 @@ class Checkpoint(ABC):
     def check(self, config: Any, tensors: dict[str, Tensor], target: CachedModel) -> None:
         """Raise DecodingError for a head of another target, or one whose tensors do not fit its configuration."""
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-        sizes = Fits(target.hidden_size, target.config.vocab_size, target.layers)
-        if wrong := layouts.misfit(self.kind, config, shapes, sizes):
+        if wrong := layouts.misfit(self.kind, config, shapes, sizes_of(target)):
             raise DecodingError(wrong)
 
 

@@ -48,7 +48,7 @@ class DraftHead(Checkpoint, LlamaModel):
         CachedModel.__init__(self, config, device=target.device, dtype=target.dtype)
         self.patterns, self.pattern_of = [FULL], [0] * self.layers  # whatever its config repeats of the target's
         self._check(tensors, target)
-        self.target = target
+        self.target, self.eps = target, config.rms_norm_eps
         # Rotary positions have no end; a head's configuration may name fewer than the target's.
         self.max_positions = max(self.max_positions, target.max_positions)
         self.embedding, self.head = shared(target)
@@ -66,7 +66,6 @@ class DraftHead(Checkpoint, LlamaModel):
             self.embedding = own
         self.take_weights(weights)
         self.rotary = LlamaRotaryEmbedding(config).to(self.device)
-        self.eps = config.rms_norm_eps
         self.q_heads = config.num_attention_heads
         self.skipped = frozenset()
         self.cos = self.sin = torch.empty(0)

@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -112,8 +113,9 @@ def _medusa(config: Config, shapes: Shapes | None) -> dict[str, Any]:
     if places:  # authors' files hold more heads than some of their configurations say
         found["num_heads"] = 1 + max(head for head, _ in places)
         found["num_hidden_layers"] = 1 + max(index for _, index in places)
-        found["hidden_size"] = shapes["blocks.0.layers.0.weight"][0] if "blocks.0.layers.0.weight" in shapes else 0
-        found["medusa_fc_bias"] = "blocks.0.layers.0.bias" in shapes
+        widths = [shape[0] for name, shape in shapes.items() if name.endswith(".weight") and name.startswith("blocks.")]
+        found.setdefault("hidden_size", widths[0])
+        found["medusa_fc_bias"] = any(name.startswith("blocks.") and name.endswith(".bias") for name in shapes)
     found["original_lm_head"] = "lm_head.weight" in shapes
     rows = next((shape[0] for name, shape in shapes.items() if name.startswith("lm_head")), None)
     if rows is not None and "token_map" not in shapes and not config.get("vocab_size"):
@@ -393,6 +395,8 @@ def describe(folder: Path, wanted: str, shapes: Shapes | None = None) -> Descrip
 
 def _named(layout: Layout, shapes: Shapes) -> Shapes:
     named = {renamed(layout, name): tuple(shape) for name, shape in shapes.items()}
+    if (masks := named.get("mask_hidden")) is not None:  # [3D], [1, 3D] or [1, 1, 3D]
+        named["mask_hidden"] = (1, prod(masks))
     return {name: shape for name, shape in named.items() if name is not None}
 
 
@@ -406,6 +410,17 @@ def misfit(wanted: str, config: Any, shapes: Shapes | None, target: Fits) -> str
     return f"no {TITLES[wanted]} of this target: {wrong}" if wrong else None
 
 
+def fault(found: Description, kind: str, target: Fits) -> str | None:
+    """Why what a folder holds is no head of this kind for the target; None: it is one."""
+    keys = found.keys
+    if kind == "medusa":  # its authors' configurations leave the sizes to the model
+        keys = SimpleNamespace(**{"hidden_size": target.hidden, "vocab_size": target.vocabulary} | vars(keys))
+    lacking = [name for name in _NEEDED.get(kind, _LAYER) if not isinstance(getattr(keys, name, None), int)]
+    if lacking:
+        return None if kind == "medusa" and found.shapes is None else lacks(kind, lacking)
+    return misfit(kind, keys, found.shapes, target)
+
+
 def head_fault(wanted: str, folder: Path, target: Config) -> str | None:
     """What loading the head in `folder` will say, as far as its config.json and headers tell; None: nothing.
 
@@ -414,25 +429,17 @@ def head_fault(wanted: str, folder: Path, target: Config) -> str | None:
     kind = wanted.removeprefix("draft_")
     if kind not in SHAPES:
         return None
+    text = target.get("text_config") if isinstance(target.get("text_config"), dict) else target
     try:
-        found = describe(folder, kind)
+        reason = fault(describe(folder, kind), kind, Fits(*(_size(text or {}, *names) for names in _SIZES)))
     except DecodingError as error:
         return str(error)
-    text = target.get("text_config") if isinstance(target.get("text_config"), dict) else target
-    sizes = Fits(*(_size(text or {}, *names) for names in _SIZES))
-    keys = found.keys
-    if kind == "medusa":  # its authors' configurations leave the sizes to the model
-        keys = SimpleNamespace(**{"hidden_size": sizes.hidden, "vocab_size": sizes.vocabulary} | vars(keys))
-    lacking = [name for name in _NEEDED.get(kind, _LAYER) if not isinstance(getattr(keys, name, None), int)]
-    if lacking:
-        return None if kind == "medusa" and found.shapes is None else f"{folder}/config.json: {lacks(kind, lacking)}"
-    wrong = misfit(kind, keys, found.shapes, sizes)
-    return None if wrong is None else f"{folder}: {wrong}"
+    return None if reason is None else f"{folder}: {reason}"
 
 
 def lacks(kind: str, keys: Collection[str]) -> str:
     """That a configuration lacks keys of its kind."""
-    return f"not a configuration of {_article(TITLES[kind])}: it lacks {', '.join(keys)}"
+    return f"its config.json is not one of {_article(TITLES[kind])}: it lacks {', '.join(keys)}"
 
 
 _SIZES = ("hidden_size", "n_embd", "d_model"), ("vocab_size",), ("num_hidden_layers", "n_layer", "n_layers")

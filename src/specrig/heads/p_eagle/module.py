@@ -46,8 +46,6 @@ class PEagleHead(Eagle3Head):
     title: ClassVar[str] = "P-EAGLE head"
 
     def _check(self, tensors: dict[str, Tensor], target: CachedModel) -> None:
-        if "mask_hidden" in tensors:  # some have [3D] or [1, 1, 3D]
-            tensors["mask_hidden"] = tensors["mask_hidden"].reshape(1, -1)
         super()._check(tensors, target)
         self.mask_id = int(read_mask(self.config))
 
