@@ -217,12 +217,12 @@ def test_it_goes_on_from_a_published_checkpoint_that_reads_the_same(
     (published / "config.json").write_text(json.dumps(config))
     reason = f"its {key} is {other}, that of this training {before}; name a head"
     if name == "eagle3":  # a target of three layers leaves no other choice
-        reason = f"{key} are {other}, not three rising ones from 0 to 2; name a head"
+        reason = f"{key} are {other}, not rising ones from 0 to 2, the layers of this target; name a head"
     with pytest.raises(TrainingError, match=re.escape(reason)):
         made(sums, name, tmp_path / "other", keys)
     (published / "config.json").write_text("{")
     with pytest.raises(
-        TrainingError, match=f"^training.{name}.initial_checkpoint: {published}: no .* there, or damaged"
+        TrainingError, match=f"^training.{name}.initial_checkpoint: {published}/config.json: damaged, it is not JSON"
     ):
         made(sums, name, tmp_path / "other", keys)
 

@@ -126,8 +126,8 @@ def test_a_branch_sees_its_ancestors_only(target, head: EagleHead) -> None:
 def test_tensors_that_do_not_belong_are_named(target) -> None:
     config = head_config(target.config)
     tensors = random_tensors(config, 1)
-    with pytest.raises(DecodingError, match=r"fc\.weight is missing; lm_head\.weight does not belong there"):
-        EagleHead(config, {"lm_head.weight": tensors.pop("fc.weight"), **tensors}, target)
+    with pytest.raises(DecodingError, match=r"fc\.weight is missing; lm_heads\.weight does not belong there"):
+        EagleHead(config, {"lm_heads.weight": tensors.pop("fc.weight"), **tensors}, target)
 
 
 def test_a_head_as_older_ones_were_published(target, tmp_path: Path) -> None:

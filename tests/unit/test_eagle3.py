@@ -122,13 +122,13 @@ def test_wrong_checkpoints_are_refused(target, tmp_path: Path) -> None:
     for offsets in (torch.full((9,), V), torch.tensor([1, *[0] * 8])):
         with pytest.raises(DecodingError, match="d2t maps outside the 23 tokens or twice"):
             Eagle3Head(config, tensors | {"d2t": offsets}, target)
-    config.norm_before_residual = True
-    with pytest.raises(DecodingError, match="norm_before_residual in its config is of another build"):
+    config.norm_before_fc = config.fc_norm = True
+    with pytest.raises(DecodingError, match="norm_before_fc and fc_norm exclude each other"):
         Eagle3Head(config, tensors, target)
-    config.norm_before_residual = False
-    for wrong in ([1, 1, 2], [1, 2, 4], [1, 2]):
+    config.norm_before_fc = config.fc_norm = False
+    for wrong in ([1, 1, 2], [1, 2, 4], [2, 1, 3]):
         config.eagle_config = {"eagle_aux_hidden_state_layer_ids": wrong}
-        with pytest.raises(DecodingError, match="not three rising ones from 0 to 3"):
+        with pytest.raises(DecodingError, match="not rising ones from 0 to 3"):
             Eagle3Head(config, tensors, target)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
@@ -14,6 +15,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedConfig
 
+from specrig.errors import with_type
+from specrig.heads import layouts
+from specrig.heads.shapes import Fits, Shapes
 from specrig.runtime.eight_bits import restored
 from specrig.runtime.types import DecodingError
 
@@ -21,11 +25,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from specrig.runtime.model import CachedModel
-
-Shapes = dict[str, tuple[int, ...]]
-"""Tensor name -> shape."""
-FAULTS = 6
-"""So many tensors that do not fit are named."""
 
 
 def write(folder: Path, config: Any, tensors: dict[str, Tensor], shapes: Shapes) -> None:
@@ -37,15 +36,52 @@ def write(folder: Path, config: Any, tensors: dict[str, Tensor], shapes: Shapes)
     save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def read(folder: Path) -> dict[str, Tensor]:
-    """Tensors of model.safetensors, those of 8 bits `restored`, or of pytorch_model.bin as older heads were
-    published. Raises OSError where there is neither.
+def read(folder: Path, title: str = "weights") -> dict[str, Tensor]:
+    """Tensors of a head's folder under their own names, those of 8 bits `restored`, of whichever of `layouts.WEIGHTS` is
+    there. Raises DecodingError where none is.
     """
-    older = folder / "pytorch_model.bin"
-    if older.is_file() and not (folder / "model.safetensors").is_file():
-        tensors: dict[str, Tensor] = torch.load(older, map_location="cpu", weights_only=True)
-        return tensors
-    return restored(load_file(folder / "model.safetensors"))
+    found: dict[str, Tensor] = {}
+    for file in layouts.files(folder, title):
+        layouts.check_pointer(file)
+        try:
+            if file.suffix == ".safetensors":
+                found |= load_file(file)
+            else:
+                found |= torch.load(file, map_location="cpu", weights_only=True)
+        except MemoryError:
+            raise
+        except Exception as error:  # each library has its own
+            reason = f"damaged ({with_type(error)}); {layouts.AGAIN}"
+            if isinstance(error, UnpicklingError) and "Unsupported" in str(error):
+                reason = "it holds more than tensors, which is not read; save its state_dict alone, as safetensors"
+            raise DecodingError(f"{file}: {reason}") from error
+    return restored(found)
+
+
+def read_head(folder: Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The keys of config.json and the tensors of a head of this kind, under our names (`layouts`)."""
+    if kind not in layouts.SHAPES:  # a model's folder
+        title = layouts.TITLES[kind]
+        return layouts.read_config(folder, title), read(folder, title)
+    found, tensors = described(folder, kind)
+    return found.config, tensors
+
+
+def sizes_of(target: CachedModel) -> Fits:
+    """Of a target that is loaded."""
+    return Fits(target.hidden_size, target.config.vocab_size, target.layers)
+
+
+def described(folder: Path, kind: str) -> tuple[layouts.Description, dict[str, Tensor]]:
+    """What a folder holds, and its tensors under our names. Raises DecodingError where it holds no head of this kind."""
+    layouts.read_config(folder, layouts.TITLES[kind])
+    tensors = read(folder, layouts.TITLES[kind])
+    if "t2d" in tensors and "d2t" not in tensors and not bool(tensors["t2d"].all()):
+        reached = tensors["t2d"].nonzero().flatten()
+        tensors["d2t"] = reached - torch.arange(len(reached))
+    found = layouts.describe(folder, kind, {name: tuple(tensor.shape) for name, tensor in tensors.items()})
+    named = {found.name(name): tensor for name, tensor in tensors.items()}
+    return found, {name: named[name].reshape(shape) for name, shape in (found.shapes or {}).items()}
 
 
 def drafted_tokens(config: Mapping[str, Any], tensors: dict[str, Tensor]) -> Tensor | None:
@@ -72,19 +108,18 @@ def reading(folder: Path, title: str) -> Iterator[None]:
         reason = " ".join(str(error).split())[:200] or "no message"
         kind = "" if isinstance(error, OSError) else f"{type(error).__name__}: "
         raise DecodingError(
-            f"{folder}: no {title} there, or damaged ({kind}{reason}); copy or train it again, and check its "
-            "config.json"
+            f"{folder}: no {title} there that can be read ({kind}{reason}); check its config.json and its files"
         ) from error
 
 
 class Checkpoint(ABC):
     """A head that is kept as config.json and model.safetensors."""
 
+    kind: ClassVar[str]
+    """A key of `layouts.TITLES`."""
     title: ClassVar[str]
     """What its folder holds, e.g. "Medusa heads"."""
     config_class: ClassVar[type[PreTrainedConfig]]
-    ignored: ClassVar[tuple[str, ...]] = ()
-    """Tensors of published checkpoints that are left out."""
 
     @abstractmethod
     def __init__(self, config: Any, tensors: dict[str, Tensor], target: CachedModel) -> None:
@@ -92,10 +127,10 @@ class Checkpoint(ABC):
         fit.
         """
 
-    @staticmethod
-    @abstractmethod
-    def shapes(config: Any) -> Shapes:
+    @classmethod
+    def shapes(cls, config: Any) -> Shapes:
         """Of the tensors that a head with this configuration has."""
+        return layouts.SHAPES[cls.kind](config)
 
     @classmethod
     @abstractmethod
@@ -105,18 +140,33 @@ class Checkpoint(ABC):
     @classmethod
     def save(cls, folder: Path, config: Any, tensors: dict[str, Tensor]) -> None:
         """Write config.json and model.safetensors (fp32)."""
-        write(folder, config, tensors, cls.shapes(config))
+        extras = layouts.EXTRAS.get(cls.kind, lambda _: {})(config)
+        write(folder, config, tensors, cls.shapes(config) | {name: extras[name] for name in tensors if name in extras})
 
     @classmethod
     def load(cls, folder: Path, target: CachedModel) -> Self:
-        """Read a head's folder for this target. Raises DecodingError where it holds none that fits."""
+        """Read a head's folder, in any of the `layouts`, for this target. Raises DecodingError where it holds none that
+        fits.
+        """
         with reading(folder, cls.title):
-            config = cls.config_class.from_pretrained(folder)
-            tensors = {name: tensor for name, tensor in read(folder).items() if name not in cls.ignored}
+            found, tensors = described(folder, cls.kind)
             try:
-                return cls(config, tensors, target)
+                if wrong := layouts.fault(found, cls.kind, sizes_of(target)):
+                    raise DecodingError(wrong)
+                return cls(cls.configured(found.config, target), tensors, target)
             except DecodingError as error:
                 raise DecodingError(f"{folder}: {error}") from error
+
+    @classmethod
+    def configured(cls, keys: dict[str, Any], target: CachedModel) -> Any:
+        """The configuration with these keys."""
+        return cls.config_class.from_dict(keys)
+
+    def check(self, config: Any, tensors: dict[str, Tensor], target: CachedModel) -> None:
+        """Raise DecodingError for a head of another target, or one whose tensors do not fit its configuration."""
+        shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        if wrong := layouts.misfit(self.kind, config, shapes, sizes_of(target)):
+            raise DecodingError(wrong)
 
 
 def untrained(shapes: Shapes, seed: int, deviation: float) -> dict[str, Tensor]:
@@ -140,16 +190,3 @@ def check_vocabulary(drafted: Tensor, vocabulary: int, name: str) -> None:
     """Raise DecodingError where a reduced vocabulary `[Vd]` names a token twice or one that the target lacks."""
     if drafted.unique().numel() < len(drafted) or drafted.min() < 0 or drafted.max() >= vocabulary:
         raise DecodingError(f"not a head of this target: {name} maps outside the {vocabulary} tokens or twice")
-
-
-def faults(tensors: dict[str, Tensor], shapes: Shapes) -> str:
-    """What is missing, superfluous or of another shape; empty when all is right."""
-    wrong = [f"{name} is missing" for name in shapes if name not in tensors]
-    wrong += [f"{name} does not belong there" for name in tensors if name not in shapes]
-    wrong += [
-        f"{name} is {list(tensors[name].shape)} instead of {list(shape)}"
-        for name, shape in shapes.items()
-        if name in tensors and tuple(tensors[name].shape) != shape
-    ]
-    more = [f"and {len(wrong) - FAULTS} more"] if len(wrong) > FAULTS else []
-    return "; ".join([*wrong[:FAULTS], *more])

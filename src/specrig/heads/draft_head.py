@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import LlamaConfig, PreTrainedConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from specrig.heads.checkpoint import Checkpoint, check_vocabulary, faults, untrained
+from specrig.heads.checkpoint import Checkpoint, check_vocabulary, untrained
 from specrig.heads.markov import MarkovBias
 from specrig.runtime import compiled
 from specrig.runtime.attention import FULL
@@ -26,14 +26,11 @@ from specrig.runtime.device import on_device, padded
 from specrig.runtime.linear import Float32Linear, Linear
 from specrig.runtime.llama_model import LlamaModel
 from specrig.runtime.model import CachedModel
-from specrig.runtime.types import DecodingError
 
 
 class DraftHead(Checkpoint, LlamaModel):
     """The head with its cache. B rows, D hidden width, V vocabulary, Vd the head's."""
 
-    ignored: ClassVar[tuple[str, ...]] = ("embed_tokens.weight", "t2d")
-    """The target's embedding again, and which of its tokens `d2t` reaches (a mask `[V]`)."""
     config_class: ClassVar[type[PreTrainedConfig]] = LlamaConfig
     target_layers: tuple[int, ...] = ()
     """The target's layers whose states it reads besides the final one."""
@@ -51,21 +48,24 @@ class DraftHead(Checkpoint, LlamaModel):
         CachedModel.__init__(self, config, device=target.device, dtype=target.dtype)
         self.patterns, self.pattern_of = [FULL], [0] * self.layers  # whatever its config repeats of the target's
         self._check(tensors, target)
-        self.target = target
+        self.target, self.eps = target, config.rms_norm_eps
+        # Rotary positions have no end; a head's configuration may name fewer than the target's.
+        self.max_positions = max(self.max_positions, target.max_positions)
         self.embedding, self.head = shared(target)
         if (drafted := (getattr(config, "specrig", None) or {}).get("drafted")) is not None:
             token_ids = torch.tensor(drafted, device=self.device)
             check_vocabulary(token_ids, target.vocab_size, "specrig.drafted in its config")
             self.set_vocabulary(token_ids)
             self.head = self.head.select_outputs(self._every)
-        self.take_weights(
-            {
-                n: tensor.to(self.device, self.dtype if tensor.is_floating_point() else None)
-                for n, tensor in tensors.items()
-            }
-        )
+        weights = {
+            name: tensor.to(self.device, self.dtype if tensor.is_floating_point() else None)
+            for name, tensor in tensors.items()
+        }
+        own = weights.pop("embed_tokens.weight", None)
+        if own is not None and not torch.equal(own, self.embedding):  # mostly it is the target's once more
+            self.embedding = own
+        self.take_weights(weights)
         self.rotary = LlamaRotaryEmbedding(config).to(self.device)
-        self.eps = config.rms_norm_eps
         self.q_heads = config.num_attention_heads
         self.skipped = frozenset()
         self.cos = self.sin = torch.empty(0)
@@ -78,19 +78,21 @@ class DraftHead(Checkpoint, LlamaModel):
             self.markov.round_weights()
 
     def _check(self, tensors: dict[str, Tensor], target: CachedModel) -> None:
-        if self.hidden_size != target.hidden_size:
-            raise DecodingError(
-                f"the head is for a hidden size of {self.hidden_size}, the target's is {target.hidden_size}"
-            )
-        if wrong := faults(tensors, self.shapes(self.config)):
-            raise DecodingError(f"no {self.title} of this target: {wrong}")
+        self.check(self.config, tensors, target)
 
-    def _check_vocabulary(self, target: CachedModel) -> None:
-        """Raise DecodingError for a head of another vocabulary: its mask token is looked up in the target's embedding."""
-        if self.config.vocab_size != target.config.vocab_size:
-            raise DecodingError(
-                f"the head is for {self.config.vocab_size} tokens, the target has {target.config.vocab_size}"
-            )
+    def take_output(self, weights: dict[str, Tensor]) -> None:
+        """Take a checkpoint's own LM head, where it has one, and the target's tokens that its rows are of: all, the
+        first ones, or those that `d2t` names.
+        """
+        if (rows := weights.get("lm_head.weight")) is None:
+            return
+        offsets = weights.get("d2t")
+        if offsets is None:
+            offsets = torch.zeros(len(rows), dtype=torch.int64, device=self.device)
+        if len(rows) < self.config.vocab_size or bool(offsets.any()):
+            self.set_vocabulary(torch.arange(len(rows), device=self.device) + offsets.long())
+            rows = rows[self.order]
+        self.head = Linear(rows)
 
     @classmethod
     def random_tensors(cls, config: Any, seed: int, deviation: float = 0.02) -> dict[str, Tensor]:

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 from transformers.models.llama.modeling_llama import rotate_half
 
-from specrig.heads.checkpoint import Shapes
+from specrig.heads.shapes import ROTARY_BY_LENGTH
 from specrig.runtime.linear import Linear
 from specrig.runtime.llama_model import Block
+from specrig.runtime.types import DecodingError
 
 _TAKEN_OVER = (
     "hidden_size", "num_attention_heads", "head_dim", "vocab_size", "max_position_embeddings", "bos_token_id", "eos_token_id",
@@ -48,30 +49,15 @@ def _first(config: Any, *names: str) -> Any:
 
 def _rotary(config: Any) -> dict[str, Any]:
     """The target's rotary positions, over the whole width of a head; those of its full attention where each type of
-    layer has its own.
+    layer has its own. Scalings that depend on the text's length are left out.
     """
     found = getattr(config, "rope_parameters", None) or {}
     if any(isinstance(part, dict) for part in found.values()):
         found = found.get("full_attention") or next(part for part in found.values() if isinstance(part, dict))
     kept = {name: value for name, value in found.items() if name != "partial_rotary_factor"}
+    if kept.get("rope_type") in ROTARY_BY_LENGTH:
+        kept = {name: value for name, value in kept.items() if name == "rope_theta"}
     return {"rope_type": "default", "rope_theta": 10_000.0} | kept
-
-
-def layer_shapes(config: Any, name: str, reads: int) -> Shapes:
-    """Of the decoder layer `name`, whose attention projects vectors of width `reads`."""
-    D, intermediate = config.hidden_size, config.intermediate_size
-    width = getattr(config, "head_dim", None) or D // config.num_attention_heads
-    queries, keys = config.num_attention_heads * width, config.num_key_value_heads * width
-    return {
-        f"{name}.self_attn.q_proj.weight": (queries, reads),
-        f"{name}.self_attn.k_proj.weight": (keys, reads),
-        f"{name}.self_attn.v_proj.weight": (keys, reads),
-        f"{name}.self_attn.o_proj.weight": (D, queries),
-        f"{name}.mlp.gate_proj.weight": (intermediate, D),
-        f"{name}.mlp.up_proj.weight": (intermediate, D),
-        f"{name}.mlp.down_proj.weight": (D, intermediate),
-        f"{name}.post_attention_layernorm.weight": (D,),
-    }
 
 
 def layer_of(weights: dict[str, Tensor], prefix: str, *, whole: bool = False) -> Block:
@@ -80,7 +66,12 @@ def layer_of(weights: dict[str, Tensor], prefix: str, *, whole: bool = False) ->
     """
 
     def fused(*names: str) -> Linear:
-        return Linear(torch.cat([weights[f"{prefix}.{name}.weight"] for name in names]))
+        biases = [weights.get(f"{prefix}.{name}.bias") for name in names]
+        own = [tensor for tensor in biases if tensor is not None]
+        weight = torch.cat([weights[f"{prefix}.{name}.weight"] for name in names])
+        if own and len(own) < len(names):
+            raise DecodingError(f"{prefix}: some of {', '.join(names)} have a bias, others have none")
+        return Linear(weight, torch.cat(own) if own else None)
 
     return Block(
         norm_1=weights[f"{prefix}.input_layernorm.weight"] if whole else None,

@@ -8,25 +8,18 @@ vocabulary, Vd the heads'.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 
 from specrig.heads.base import BIAS
-from specrig.heads.checkpoint import Shapes
+from specrig.heads.shapes import markov
 from specrig.runtime import compiled
 from specrig.runtime.linear import Linear
 
 RANK, _EMBEDDING, _LM_HEAD = BIAS
-
-
-def shapes(config: Any) -> Shapes:
-    """Its tensors in the checkpoint of heads with this configuration; none without `markov_rank`."""
-    rank, V = getattr(config, RANK, 0), config.vocab_size
-    drafted = getattr(config, "truncated_vocab_size", None) or getattr(config, "draft_vocab_size", None) or V
-    return {_EMBEDDING: (V, rank), _LM_HEAD: (drafted, rank)} if rank else {}
+shapes = markov
+"""Its tensors in the checkpoint of heads with a configuration; none without `markov_rank`."""
 
 
 def noted(rank: int) -> dict[str, int]:

@@ -90,19 +90,24 @@ def write_eagle3(folder: Path, target: dict[str, Any], out: Path, dtype: str) ->
     another build.
     """
     import torch
-    from transformers import AutoConfig
+    from transformers import LlamaConfig
 
-    from specrig.heads import checkpoint
-    from specrig.heads.eagle3 import module as eagle3
+    from specrig.heads import checkpoint, shapes
     from specrig.runtime.types import DecodingError
 
-    config = AutoConfig.from_pretrained(folder)
     try:
-        layers = eagle3.read_aux_layers(config, target["num_hidden_layers"])
+        keys, found = checkpoint.read_head(folder, "eagle3")
+        config = LlamaConfig.from_dict(keys)
+        layers = shapes.read_aux_layers(config, target["num_hidden_layers"])
     except DecodingError as error:
         raise ModelError(f"{folder}: {error}") from error
-    found = checkpoint.read(folder)
     names = EAGLE3 | {f"midlayer.{ours}": f"blk.0.{theirs}" for ours, theirs in LAYER.items()}
+    others = [key for key in shapes.VARIANTS if keys.get(key)]
+    others += sorted(found.keys() - {f"{ours}.weight" for ours in names} - {"d2t", "embed_tokens.weight"})
+    if others:
+        raise ModelError(
+            f"{folder}: an EAGLE-3 head with {', '.join(others)} is not written as GGUF; use another engine"
+        )
     tensors = {theirs: found[f"{ours}.weight"] for ours, theirs in names.items()}
     if "d2t" in found:
         tensors["d2t"] = found["d2t"] + torch.arange(len(found["d2t"]))

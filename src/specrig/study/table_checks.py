@@ -11,10 +11,12 @@ from collections.abc import Iterable
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from specrig.corpus.example import PROMPT_FILES
 from specrig.engines import registry as engines
-from specrig.heads import trained
+from specrig.heads import of_draft, trained
+from specrig.heads.layouts import head_fault
 from specrig.models import facts, gguf
 from specrig.models.gate import check_decoder, check_vocabulary
 from specrig.models.pair import ModelError
@@ -115,9 +117,27 @@ def check_pairs(study: Study, problems: Problems, *, from_table: bool = True) ->
                 report(name, column, reason, f"give a folder in Hugging Face format, a hub id (owner/name){trained}")
         for head in sorted(row.head_folders.keys() & set(study.grid.parts(name))):
             source = row.head_folders[head]
-            if row.trained_in(head) is None and looks_like_path(source) and not Path(source).expanduser().is_dir():
+            if row.trained_in(head) is not None or row.weights == "random":
+                continue
+            folder = Path(source).expanduser()
+            if folder.is_dir():
+                if (reason := head_fault(head, folder, _config_at_hand(row, head))) is not None:
+                    report(name, "heads", f"{head}: {reason}", "name a head of this target, or leave it out")
+            elif looks_like_path(source):
                 fix = f"give a folder, relative to the current directory, or a hub id (owner/name){trained}"
                 report(name, "heads", f"{head}: no folder {source}", fix)
+
+
+def _config_at_hand(row: Pair, head: str) -> dict[str, Any]:
+    """The config.json of the model that a head is for, as far as it is on this disk or shipped; empty: it is neither."""
+    column = "draft" if of_draft(head) else "target"
+    model = row.draft if column == "draft" else row.target
+    if model is None or row.trained_in(column) is not None:
+        return {}
+    try:
+        return gguf.config(row.gguf[column]) if column in row.gguf else facts.config_at_hand(model) or {}
+    except ModelError:
+        return {}  # told of the model itself
 
 
 def _folders_fault(study: Study, name: str) -> str | None:

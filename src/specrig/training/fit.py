@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -13,10 +12,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from specrig import heads
-from specrig.discovery import defined
 from specrig.heads import acceptance
 from specrig.heads.base import NeuralHead, TrainingError
-from specrig.heads.checkpoint import Checkpoint, drafted_tokens, read, reading
+from specrig.heads.checkpoint import drafted_tokens, read_head, reading
 from specrig.heads.learner import Learner, States, Texts
 from specrig.heads.teacher import Teacher, copy_tokenizer, load_teacher, moved
 from specrig.runtime.types import DecodingError
@@ -101,7 +99,7 @@ def _initial(folder: Path, name: str, named: str) -> Initial:
     """
     try:
         with reading(folder, f"{heads.trained()[name].title} head"):
-            config, tensors = json.loads((folder / "config.json").read_bytes()), read(folder)
+            config, tensors = read_head(folder, heads.trained()[name].name)
             drafted, keys = drafted_tokens(config, tensors), SimpleNamespace(**config)
     except DecodingError as error:
         raise TrainingError(f"{named}: {error}") from error
@@ -110,9 +108,7 @@ def _initial(folder: Path, name: str, named: str) -> Initial:
             f"{named}: {folder}: training cannot go on from it: the ids of its drafted tokens do not rise; sort them, and "
             "the rows of its LM head alike, or begin without initial_checkpoint"
         )
-    ignored = {each for kind in defined(heads.part(name, "module"), Checkpoint) for each in kind.ignored}
-    kept = {each: tensor for each, tensor in tensors.items() if each not in ignored}
-    return Initial(keys, kept, drafted)
+    return Initial(keys, {each: tensor for each, tensor in tensors.items() if each != "embed_tokens.weight"}, drafted)
 
 
 def _schedule(settings: NeuralHead, steps: int, lr: float, matrix_lr: float) -> Optimisation:

@@ -11,13 +11,12 @@ once, without a pass. Embedding and LM head are the target's. Nothing of a block
 Checkpoint (what vLLM loads as `dflash`): config.json of a Qwen3 with `block_size` and `dflash_config`: `mask_token_id`
 and `target_layer_ids` (j is the state after layer j, from 0); model.safetensors with `fc.weight` `[D, F D]` (low
 first), `hidden_norm.weight`, `norm.weight` and a Qwen3's `layers.*`; no embedding, no LM head. Which tokens it can
-draft, where not all, stands under `specrig` as in EAGLE's.
+draft, where not all, stands under `specrig` as in EAGLE's, or in `d2t` beside an LM head of its own, as in EAGLE-3's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -25,54 +24,35 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 from transformers import PreTrainedConfig, Qwen3Config
 
-from specrig.heads.checkpoint import Shapes
+from specrig.heads.checkpoint import check_vocabulary
 from specrig.heads.dflash import choose_target_layers
 from specrig.heads.draft_head import DraftHead
-from specrig.heads.layer import layer_like, layer_of, layer_shapes, mask_token
+from specrig.heads.layer import layer_like, layer_of, mask_token
+from specrig.heads.shapes import dflash_config, read_target_layers
 from specrig.runtime.device import on_device
 from specrig.runtime.linear import Linear
 from specrig.runtime.model import CachedModel
 from specrig.runtime.pointwise import rotate
-from specrig.runtime.types import DecodingError, Parents
+from specrig.runtime.types import Parents
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-_VARIANTS = ("causal", "use_swa", "attention_sink_bias")
-"""Keys of `dflash_config` that say that attention is another."""
 
 
 class DFlashHead(DraftHead):
     """The head with its cache of the context's features. B rows, D hidden width, Vd the head's vocabulary."""
 
+    kind: ClassVar[str] = "dflash"
     title: ClassVar[str] = "DFlash head"
     config_class: ClassVar[type[PreTrainedConfig]] = Qwen3Config
     consecutive: ClassVar[bool] = True
 
     def _check(self, tensors: dict[str, Tensor], target: CachedModel) -> None:
-        self._check_vocabulary(target)
         super()._check(tensors, target)
-        own = own_config(self.config)
-        others = [name for name in _VARIANTS if own.get(name)]
-        others += sorted(set(getattr(self.config, "layer_types", None) or ()) - {"full_attention"})
-        if others:
-            raise DecodingError(f"a DFlash head with {', '.join(others)} in its config is not supported here")
-        ids, self.mask_id = own.get("target_layer_ids") or (), own.get("mask_token_id")
-        if not ids or any(low >= high for low, high in pairwise((-1, *ids, target.layers - 1))):
-            raise DecodingError(f"target_layer_ids are {list(ids)}, not rising ones from 0 to {target.layers - 2}")
-        if not isinstance(self.mask_id, int) or not 0 <= self.mask_id < self.config.vocab_size:
-            raise DecodingError(f"mask_token_id is {self.mask_id}, not one of the {self.config.vocab_size} tokens")
-        self.target_layers = tuple(layer + 1 for layer in ids)
-
-    @staticmethod
-    def shapes(config: Any) -> Shapes:
-        """See `Checkpoint`."""
-        D, read = config.hidden_size, len(own_config(config).get("target_layer_ids") or ())
-        found: Shapes = {"fc.weight": (D, read * D), "hidden_norm.weight": (D,), "norm.weight": (D,)}
-        for layer in (f"layers.{index}" for index in range(config.num_hidden_layers)):
-            found |= layer_shapes(config, layer, D) | {f"{layer}.input_layernorm.weight": (D,)}
-            found |= {f"{layer}.self_attn.{part}_norm.weight": (config.head_dim,) for part in "qk"}
-        return found
+        self.target_layers = read_target_layers(self.config, target.layers)
+        self.mask_id: int = dflash_config(self.config)["mask_token_id"]
+        if "d2t" in tensors:
+            check_vocabulary(torch.arange(len(tensors["d2t"])) + tensors["d2t"], self.config.vocab_size, "d2t")
 
     def take_weights(self, weights: dict[str, Tensor]) -> None:
         """Build the layers from the checkpoint's tensors."""
@@ -80,8 +60,11 @@ class DFlashHead(DraftHead):
         self.norm = weights["norm.weight"]
         self.blocks = [layer_of(weights, f"layers.{index}", whole=True) for index in range(self.layers)]
         # Keys and values of all layers, which read the same features: [L · 2 · K · d, D].
-        parts = [f"layers.{index}.self_attn.{part}_proj.weight" for index in range(self.layers) for part in "kv"]
-        self.context = Linear(torch.cat([weights[part] for part in parts]))
+        parts = [f"layers.{index}.self_attn.{part}_proj" for index in range(self.layers) for part in "kv"]
+        biases = [weights[f"{part}.bias"] for part in parts if f"{part}.bias" in weights]
+        bias = torch.cat(biases) if biases else None
+        self.context = Linear(torch.cat([weights[f"{part}.weight"] for part in parts]), bias)
+        self.take_output(weights)
 
     @torch.inference_mode()
     def fuse(self, aux_hidden_states: Tensor) -> Tensor:
@@ -126,11 +109,6 @@ class DFlashHead(DraftHead):
     def _own(self, n: int, parents: Parents | None) -> Tensor:
         """All of a block see each other."""
         return torch.ones((n, n), dtype=torch.bool, device=self.device).expand(self.cache.batch_size, n, n)
-
-
-def own_config(config: Any) -> dict[str, Any]:
-    """What a configuration says of DFlash alone."""
-    return getattr(config, "dflash_config", None) or {}
 
 
 def head_config(target: Any, layers: int = 2, k: int = 7, drafted: Tensor | None = None) -> Any:

@@ -22,6 +22,7 @@ from specrig.heads.dflash import DFlash
 from specrig.heads.dflash import module as checkpoint
 from specrig.heads.learner import Learner, States, Texts, draft_ids
 from specrig.heads.losses import d_pace, distribution_loss, kept_anchors, probabilities, random_ranks, side_by_side
+from specrig.heads.shapes import dflash_config
 from specrig.heads.teacher import Teacher, autocast, moved, rows_at_once
 from specrig.heads.trained_layer import TrainedLayer, normal
 
@@ -142,7 +143,7 @@ class DFlashLearner(Learner):
 
     def reading(self, config: Any) -> dict[str, tuple[Any, Any]]:
         """See `Learner`."""
-        theirs, own = checkpoint.own_config(config), self.config.dflash_config
+        theirs, own = dflash_config(config), self.config.dflash_config
         return {key: (theirs.get(key), own[key]) for key in ("target_layer_ids", "mask_token_id")}
 
     def save(self, folder: Path) -> None:

@@ -14,8 +14,10 @@ after each round; for the accepted tokens they are computed again from the true 
 given by then.
 
 Checkpoint (what vLLM loads): config.json of a Llama with one layer, model.safetensors with `fc.weight` `[D, 2D]`
-(embedding first), `layers.0.{self_attn,mlp}.*` and `layers.0.post_attention_layernorm.weight`; no input norm, no final
-norm, no embedding, no LM head.
+(embedding first), `layers.0.{self_attn,mlp}.*` and `layers.0.post_attention_layernorm.weight`; mostly no input norm, no
+final norm, no embedding, no LM head. Published heads may have all of these, an `fc.bias` (the authors' default), biases
+in the layer and further layers (`heads.shapes`, `heads.layouts`). A head with a final norm feeds the state behind it
+back: that is what the target's features are.
 """
 
 from __future__ import annotations
@@ -28,9 +30,8 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 from transformers import LlamaConfig
 
-from specrig.heads.checkpoint import Shapes
 from specrig.heads.draft_head import DraftHead
-from specrig.heads.layer import layer_like, layer_of, layer_shapes
+from specrig.heads.layer import layer_like, layer_of
 from specrig.runtime.device import Positions, at_each, padded
 from specrig.runtime.linear import Linear
 from specrig.runtime.model import Step
@@ -45,20 +46,26 @@ class EagleHead(DraftHead):
     the head's.
     """
 
+    kind: ClassVar[str] = "eagle"
     title: ClassVar[str] = "EAGLE head"
     _above: Tensor | None = None
-
-    @staticmethod
-    def shapes(config: Any) -> Shapes:
-        """See `Checkpoint`."""
-        return {"fc.weight": (config.hidden_size, 2 * config.hidden_size)} | layer_shapes(
-            config, "layers.0", config.hidden_size
-        )
+    embedding_norm: Tensor | None = None
+    """Of the embedding that `fc` reads; None: it reads the embedding as it is."""
+    input_norm: Tensor | None = None
+    """Of the stream that the first layer's attention reads; None: it reads the stream as it is."""
+    norms_output: bool = False
+    """Whether the state behind the final norm is fed back, instead of the one before it."""
 
     def take_weights(self, weights: dict[str, Tensor]) -> None:
-        """Build the layer from the checkpoint's tensors."""
-        self.fc = Linear(weights["fc.weight"])
+        """Build the layers from the checkpoint's tensors."""
+        self.fc = Linear(weights["fc.weight"], weights.get("fc.bias"))
         self.blocks = [layer_of(weights, "layers.0")]
+        self.blocks += [layer_of(weights, f"layers.{index}", whole=True) for index in range(1, self.layers)]
+        self.embedding_norm = weights.get("embedding_norm.weight")
+        self.input_norm = weights.get("layers.0.input_layernorm.weight")
+        self.norm = weights.get("norm.weight")
+        self.norms_output = self.norm is not None
+        self.take_output(weights)
 
     def begin(self, rows: Sequence[Sequence[int]], features: Tensor) -> None:
         """See `DraftHead`."""
@@ -72,7 +79,10 @@ class EagleHead(DraftHead):
         Returns logits `[B, n, Vd]` of the tokens that follow (with `last` `[B, 1, Vd]`) and the predicted features `[B,
         n, D]`.
         """
-        return self.forward(tokens, last=last, features=features)
+        logits, predicted = self.forward(tokens, last=last, features=features)
+        if self.norms_output:
+            predicted = F.rms_norm(predicted, (self.hidden_size,), self.norm, self.eps)
+        return logits, predicted
 
     def advance(self, rows: Sequence[Sequence[int]], done: Sequence[bool] = ()) -> tuple[Tensor, Tensor]:
         """Run the entries of the tokens that were accepted; returns next-token logits `[B, Vd]` and the last token's
@@ -139,9 +149,12 @@ class EagleHead(DraftHead):
     def entry(self, tokens: Tensor, features: Tensor | None) -> tuple[Tensor, Tensor]:
         """See `LlamaModel.entry`."""
         assert features is not None
-        # [B, n, 2D] -> [B, n, D]. There is no input norm: attention reads the residual stream itself.
-        x = self.fc(torch.cat((F.embedding(tokens, self.embedding), features), -1))
-        return x, x
+        D, embedded = (self.hidden_size,), F.embedding(tokens, self.embedding)
+        if self.embedding_norm is not None:
+            embedded = F.rms_norm(embedded, D, self.embedding_norm, self.eps)
+        # [B, n, 2D] -> [B, n, D]. Mostly there is no input norm: attention reads the residual stream itself.
+        x = self.fc(torch.cat((embedded, features), -1))
+        return x, x if self.input_norm is None else F.rms_norm(x, D, self.input_norm, self.eps)
 
     @torch.inference_mode()
     def _hidden(self, tokens: Tensor, step: Step, features: Tensor | None) -> Tensor:
@@ -150,6 +163,12 @@ class EagleHead(DraftHead):
         for index, block in enumerate(self.blocks):
             x = self.block(index, block, x, view, None if index else reads)
         return x
+
+    @torch.inference_mode()
+    def _logits(self, hidden: Tensor) -> Tensor:
+        if self.norm is not None:
+            hidden = F.rms_norm(hidden, (self.hidden_size,), self.norm, self.eps)
+        return self.head(hidden)
 
 
 def head_config(target: Any, drafted: Tensor | None = None) -> Any:

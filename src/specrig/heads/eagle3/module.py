@@ -12,112 +12,95 @@ a itself, before that norm, is used as the next position's g.
 Cache and rounds are EAGLE's (`heads.eagle`).
 
 Checkpoint (what vLLM loads): config.json of a Llama, mostly with one layer, and
-`eagle_config.eagle_aux_hidden_state_layer_ids` (j is the stream after j layers), model.safetensors with `fc.weight`
-`[D, 3D]` (low first), `midlayer.*` with `self_attn.{q,k,v}_proj.weight` `[., 2D]` (embedding first), `norm.weight`,
+`eagle_config.eagle_aux_hidden_state_layer_ids` (see `read_aux_layers`), model.safetensors with `fc.weight` `[D, 3D]`
+(low first), `midlayer.*` with `self_attn.{q,k,v}_proj.weight` `[., 2D]` (embedding first), `norm.weight`,
 `lm_head.weight` `[Vd, D]`; further layers `layers.{1, …}.*` are a Llama's. With a reduced vocabulary
 (`draft_vocab_size` Vd < V) `d2t` `[Vd]` int64: draft token i is the target's token i + d2t[i]. Logits stay those of the
-Vd tokens: to draft one costs what a vocabulary of Vd costs, and only ids are mapped. Published heads carry `t2d` too,
-the mask `[V]` of the tokens that d2t reaches.
+Vd tokens: to draft one costs what a vocabulary of Vd costs, and only ids are mapped. Published heads have it otherwise
+too (`heads.layouts`): with `norm_before_residual` the layer's residual stream is the normed g; EAGLE-3.1 has a norm on
+each of the target's streams (`fc_norm.{0, 1, 2}.weight`) and feeds norm(a) back (`norm_output`); with `norm_before_fc`
+one norm of the joined streams comes before `fc` (`input_norm.weight`).
 """
 
 from __future__ import annotations
 
-from itertools import pairwise
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 
-from specrig.heads.checkpoint import Shapes, check_vocabulary
+from specrig.heads.checkpoint import check_vocabulary
 from specrig.heads.eagle import module as eagle
 from specrig.heads.eagle.module import EagleHead
-from specrig.heads.eagle3 import MASKS, choose_aux_layers
-from specrig.heads.layer import layer_of, layer_shapes
+from specrig.heads.eagle3 import choose_aux_layers
+from specrig.heads.layer import layer_of
+from specrig.heads.shapes import read_aux_layers
 from specrig.runtime.linear import Linear
 from specrig.runtime.model import CachedModel
-from specrig.runtime.types import DecodingError
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-_VARIANTS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
-"""Keys by which a checkpoint says that its norms sit elsewhere."""
 
 
 class Eagle3Head(EagleHead):
     """The head with its cache, its LM head, and the target's embedding. Rows share one set of aux layers."""
 
+    kind: ClassVar[str] = "eagle3"
     title: ClassVar[str] = "EAGLE-3 head"
-    ignored: ClassVar[tuple[str, ...]] = (*EagleHead.ignored, *MASKS)
-    """Also what a P-EAGLE head (`heads.p_eagle`) has besides."""
+    normed_residual: bool = False
+    """Whether the layer's residual stream is the normed feature (`norm_before_residual`)."""
+    joined_norm: Tensor | None = None
+    """Of all the target's states that `fc` reads, joined (`norm_before_fc`)."""
+    state_norms: Sequence[Tensor] = ()
+    """Of each of them (`fc_norm`)."""
 
     def _check(self, tensors: dict[str, Tensor], target: CachedModel) -> None:
-        self._check_vocabulary(target)
         super()._check(tensors, target)
-        if others := [name for name in _VARIANTS if getattr(self.config, name, False)]:
-            raise DecodingError(
-                f"an EAGLE-3 head with {', '.join(others)} in its config is of another build, not supported here"
-            )
         self.target_layers = read_aux_layers(self.config, target.layers)
         if "d2t" in tensors:
             check_vocabulary(torch.arange(len(tensors["d2t"])) + tensors["d2t"], self.config.vocab_size, "d2t")
 
-    @staticmethod
-    def shapes(config: Any) -> Shapes:
-        """See `Checkpoint`."""
-        D, V = config.hidden_size, getattr(config, "draft_vocab_size", None) or config.vocab_size
-        found: Shapes = {"fc.weight": (D, 3 * D)} | layer_shapes(config, "midlayer", 2 * D)
-        found |= {f"midlayer.{name}.weight": (D,) for name in ("input_layernorm", "hidden_norm")}
-        found |= {"norm.weight": (D,), "lm_head.weight": (V, D)}
-        for layer in (f"layers.{index}" for index in range(1, config.num_hidden_layers)):
-            found |= layer_shapes(config, layer, D) | {f"{layer}.input_layernorm.weight": (D,)}
-        return found | ({"d2t": (V,)} if config.vocab_size > V else {})
-
     def take_weights(self, weights: dict[str, Tensor]) -> None:
-        """Build the layer from the checkpoint's tensors."""
+        """Build the layers from the checkpoint's tensors."""
         self.fc = Linear(weights["fc.weight"])
         self.blocks = [layer_of(weights, "midlayer")]
         self.blocks += [layer_of(weights, f"layers.{index}", whole=True) for index in range(1, self.layers)]
-        self.entry_norms = weights["midlayer.input_layernorm.weight"], weights["midlayer.hidden_norm.weight"]
+        self.norms = weights["midlayer.input_layernorm.weight"], weights["midlayer.hidden_norm.weight"]
+        self.normed_residual = bool(getattr(self.config, "norm_before_residual", False))
+        if not self.normed_residual:
+            self.entry_norms = self.norms  # compiled code then makes what the layer reads
+        self.joined_norm = weights.get("input_norm.weight")
+        self.state_norms = [weights[name] for name in sorted(weights) if name.startswith("fc_norm.")]
         self.norm = weights["norm.weight"]
-        rows = weights["lm_head.weight"]
-        if "d2t" in weights:
-            self.set_vocabulary(torch.arange(len(rows), device=self.device) + weights["d2t"])
-        self.head = Linear(rows[self.order])
+        self.norms_output = bool(getattr(self.config, "norm_output", False))
+        self.take_output(weights)
 
     @torch.inference_mode()
     def fuse(self, aux_hidden_states: Tensor) -> Tensor:
         """The target's three residual streams (auxiliary hidden states), joined, `[B, n, 3D]` -> features `[B, n, D]`."""
-        fused: Tensor = self.fc(aux_hidden_states)
+        states = aux_hidden_states
+        if self.joined_norm is not None:
+            states = F.rms_norm(states, states.shape[-1:], self.joined_norm, self.eps)
+        if self.state_norms:
+            parts = zip(states.chunk(len(self.state_norms), -1), self.state_norms, strict=True)
+            states = torch.cat([F.rms_norm(part, part.shape[-1:], norm, self.eps) for part, norm in parts], -1)
+        fused: Tensor = self.fc(states)
         return fused
 
     @torch.inference_mode()
     def entry(self, tokens: Tensor, features: Tensor | None) -> tuple[Tensor, Tensor]:
         """See `LlamaModel.entry`."""
-        assert features is not None and self.entry_norms is not None
-        x, D = features.clone(), self.hidden_size  # the layer may overwrite its residual stream
-        embedding_norm, feature_norm = self.entry_norms
-        embedded = F.rms_norm(F.embedding(tokens, self.embedding), (D,), embedding_norm, self.eps)
-        reads = torch.cat((embedded, F.rms_norm(x, (D,), feature_norm, self.eps)), -1)
-        return x, reads
-
-    @torch.inference_mode()
-    def _logits(self, hidden: Tensor) -> Tensor:
-        return self.head(F.rms_norm(hidden, (self.hidden_size,), self.norm, self.eps))
-
-
-def read_aux_layers(config: Any, layers: int) -> tuple[int, ...]:
-    """The layers that a checkpoint names for a target of `layers` layers; those of the paper's code where it names
-    none.
-    """
-    named = (getattr(config, "eagle_config", None) or {}).get("eagle_aux_hidden_state_layer_ids")
-    found = tuple(named or (2, layers // 2, layers - 3))
-    if len(found) != 3 or any(low >= high for low, high in pairwise((-1, *found, layers))):
-        raise DecodingError(
-            f"eagle_aux_hidden_state_layer_ids are {list(found)}, not three rising ones from 0 to {layers - 1}"
-        )
-    return found
+        assert features is not None
+        D, (embedding_norm, feature_norm) = (self.hidden_size,), self.norms
+        embedded = F.rms_norm(F.embedding(tokens, self.embedding), D, embedding_norm, self.eps)
+        normed = F.rms_norm(features, D, feature_norm, self.eps)
+        reads = torch.cat((embedded, normed), -1)
+        return (
+            normed if self.normed_residual else features.clone(),
+            reads,
+        )  # the layer may overwrite its residual stream
 
 
 def head_config(target: Any, draft_vocabulary: int | None = None) -> Any:

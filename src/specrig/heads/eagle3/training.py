@@ -21,9 +21,9 @@ from specrig.heads.eagle import LayerHead
 from specrig.heads.eagle.training import LayerLearner, trained_entries
 from specrig.heads.eagle3 import Eagle3
 from specrig.heads.eagle3 import module as checkpoint
-from specrig.heads.eagle3.module import read_aux_layers
 from specrig.heads.learner import Texts
 from specrig.heads.losses import distribution_loss
+from specrig.heads.shapes import VARIANTS, read_aux_layers
 from specrig.heads.teacher import Teacher, autocast
 
 
@@ -81,7 +81,10 @@ class AuxStatesLearner(LayerLearner):
     def reading(self, config: Any) -> dict[str, tuple[Any, Any]]:
         """See `Learner`."""
         named = read_aux_layers(config, self.model.layers)
-        return {"eagle_aux_hidden_state_layer_ids": (list(named), list(self.aux_layers))}
+        return {
+            "eagle_aux_hidden_state_layer_ids": (list(named), list(self.aux_layers)),
+            **{key: (bool(getattr(config, key, False)), False) for key in VARIANTS},
+        }
 
     def unrolled(self, batch: Texts, states: Tensor, steps: int, decay: float, known: Tensor | None = None) -> Tensor:
         """The weighted mean over the steps of the distance of the distributions (`losses.distribution_loss`), each step

@@ -24,13 +24,10 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 from transformers import PreTrainedConfig
 
-from specrig.heads.checkpoint import Shapes
 from specrig.heads.draft_head import shared
 from specrig.heads.markov import biased
 from specrig.heads.medusa.depth_heads import DepthHeads
 from specrig.runtime.linear import Linear
-from specrig.runtime.model import CachedModel
-from specrig.runtime.types import DecodingError
 
 
 class HydraConfig(PreTrainedConfig):
@@ -42,26 +39,10 @@ class HydraConfig(PreTrainedConfig):
 class HydraHeads(DepthHeads):
     """See the module."""
 
+    kind: ClassVar[str] = "hydra"
     title: ClassVar[str] = "Hydra heads"
     config_class: ClassVar[type[PreTrainedConfig]] = HydraConfig
     keys: ClassVar[tuple[str, ...]] = ("hidden_size", "vocab_size", "truncated_vocab_size", "num_heads")
-    layers: ClassVar[str] = "one layer"
-    on: ClassVar[str] = "target"
-
-    def _check(self, config: Any, tensors: dict[str, Tensor], target: CachedModel) -> None:
-        super()._check(config, tensors, target)
-        whole = target.config.vocab_size
-        if config.vocab_size != whole:
-            raise DecodingError(f"the heads are for {config.vocab_size} tokens, the target has {whole}")
-
-    @staticmethod
-    def shapes(config: Any) -> Shapes:
-        """See `Checkpoint`."""
-        D, found = config.hidden_size, DepthHeads.common_shapes(config)
-        for head in range(config.num_heads):
-            found |= {f"heads.{head}.{part}.weight": (D, (head + 2) * D) for part in ("linear", "res_connection")}
-            found[f"heads.{head}.linear.bias"] = (D,)
-        return found
 
     def take_weights(self, weights: dict[str, Tensor]) -> None:
         """W_i x + b_i and R_i x read the same input, so they are one matrix product."""

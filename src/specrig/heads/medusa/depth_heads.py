@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from specrig.heads import markov
-from specrig.heads.checkpoint import Checkpoint, Shapes, check_vocabulary, faults, normal
+from specrig.heads import layouts, markov
+from specrig.heads.checkpoint import Checkpoint, check_vocabulary, normal
 from specrig.heads.markov import MarkovBias
 from specrig.heads.measured import rates
 from specrig.runtime.device import Stopwatch
@@ -23,13 +23,10 @@ class DepthHeads(Checkpoint):
 
     keys: ClassVar[tuple[str, ...]]
     """What config.json must say."""
-    layers: ClassVar[str]
-    """What a head has, e.g. "one layer"."""
-    on: ClassVar[str]
-    """What messages call the model."""
 
     def __init__(self, config: Any, tensors: dict[str, Tensor], target: CachedModel) -> None:
         self._check(config, tensors, target)
+        self.config = config
         drafted = tensors.get("token_map")
         self.vocabulary: Tensor | None = None if drafted is None else drafted.to(target.device)
         """`[Vd]` the target's tokens that the logits are of; None: of all."""
@@ -50,16 +47,8 @@ class DepthHeads(Checkpoint):
 
     def _check(self, config: Any, tensors: dict[str, Tensor], target: CachedModel) -> None:
         if missing := [name for name in self.keys if getattr(config, name, None) is None]:
-            raise DecodingError(f"not a configuration of {self.title}: it lacks {', '.join(missing)}")
-        if config.hidden_size != target.hidden_size:
-            raise DecodingError(
-                f"the heads are for a hidden size of {config.hidden_size}, the {self.on}'s is {target.hidden_size}"
-            )
-        whole = target.config.vocab_size
-        if config.vocab_size < whole:  # of more, the last are never offered
-            raise DecodingError(f"the heads are for {config.vocab_size} tokens, the {self.on} has {whole}")
-        if wrong := faults(tensors, self.shapes(config)):
-            raise DecodingError(f"not {self.title} of {self.layers} each: {wrong}")
+            raise DecodingError(layouts.lacks(self.kind, missing))
+        self.check(config, tensors, target)
         if (drafted := tensors.get("token_map")) is not None:
             check_vocabulary(drafted, target.vocab_size, "token_map")
 
@@ -83,12 +72,6 @@ class DepthHeads(Checkpoint):
     def pass_totals(self) -> dict[int, tuple[int, float]]:
         """Bare passes: their width -> (calls, seconds)."""
         return self.watch.totals()
-
-    @staticmethod
-    def common_shapes(config: Any) -> Shapes:
-        """Of what belongs to no single head."""
-        drafted = getattr(config, "truncated_vocab_size", None) or config.vocab_size
-        return markov.shapes(config) | ({"token_map": (drafted,)} if drafted < config.vocab_size else {})
 
     @classmethod
     def random_tensors(cls, config: Any, seed: int, deviation: float = 0.1) -> dict[str, Tensor]:

@@ -6,7 +6,8 @@ reads token t + 2 + i from the same h: LM_i(h + SiLU(W_i h + b_i)). One call dra
 another head chose.
 
 Checkpoint (what vLLM loads): config.json of model type "medusa" and model.safetensors with `blocks.{i}.layers.0.weight`
-`[D, D]`, `.bias` `[D]` and `lm_heads.{i}.weight` `[Vd, D]`. With `original_lm_head` one `lm_head.weight` `[Vd, D]`
+`[D, D]`, `.bias` `[D]` and `lm_heads.{i}.weight` `[Vd, D]`; its authors' names and further residual layers, each x +
+SiLU(W x + b), are read too (`heads.layouts`). With `original_lm_head` one `lm_head.weight` `[Vd, D]`
 serves all heads. With `projections` the model's own LM head does, behind a `projections.{i}.weight` P_i `[D, D]` of
 each head: LM(P_i (h + SiLU(W_i h + b_i))). With a reduced vocabulary (`truncated_vocab_size` Vd < V) `token_map` `[Vd]`
 int64 says which of the target's tokens each place stands for. With `markov_rank` there is a bias of the token before
@@ -24,7 +25,6 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 from transformers import PreTrainedConfig
 
-from specrig.heads.checkpoint import Shapes
 from specrig.heads.draft_head import shared
 from specrig.heads.markov import biased
 from specrig.heads.measured import rates
@@ -42,40 +42,40 @@ class MedusaConfig(PreTrainedConfig):
 class MedusaHeads(DepthHeads):
     """See the module."""
 
+    kind: ClassVar[str] = "medusa"
     title: ClassVar[str] = "Medusa heads"
     config_class: ClassVar[type[PreTrainedConfig]] = MedusaConfig
-    keys: ClassVar[tuple[str, ...]] = ("hidden_size", "vocab_size", "num_heads", "original_lm_head")
-    layers: ClassVar[str] = "one residual layer"
-    on: ClassVar[str] = "model"
+    keys: ClassVar[tuple[str, ...]] = ("hidden_size", "vocab_size", "num_heads")
 
     def __init__(self, config: Any, tensors: dict[str, Tensor], target: CachedModel) -> None:
         super().__init__(config, tensors, target)
         self.first: list[float] = rates(config, "first")
         """`accuracy` of the model's own LM head and token t + 1."""
 
-    @staticmethod
-    def shapes(config: Any) -> Shapes:
-        """See `Checkpoint`."""
-        D, K = config.hidden_size, config.num_heads
-        V = getattr(config, "truncated_vocab_size", None) or config.vocab_size
-        found = DepthHeads.common_shapes(config)
-        for head in range(K):
-            found |= {f"blocks.{head}.layers.0.weight": (D, D), f"blocks.{head}.layers.0.bias": (D,)}
-        if getattr(config, "projections", False):
-            return found | {f"projections.{head}.weight": (D, D) for head in range(K)}
-        if config.original_lm_head:
-            return found | {"lm_head.weight": (V, D)}
-        return found | {f"lm_heads.{head}.weight": (V, D) for head in range(K)}
+    @classmethod
+    def configured(cls, keys: dict[str, Any], target: CachedModel) -> Any:
+        """See `Checkpoint`; its authors leave the sizes to the model."""
+        sizes = {"hidden_size": target.hidden_size, "vocab_size": target.config.vocab_size}
+        return cls.config_class.from_dict(sizes | keys)
 
     def take_weights(self, weights: dict[str, Tensor]) -> None:
-        """All residual blocks read the same h, so they are one matrix product. Projections and LM heads read different
-        states, so they are not, unless one LM head serves all.
+        """The first residual layers of all heads read the same h, so they are one matrix product. Further ones,
+        projections and LM heads read different states, so they are not, unless one LM head serves all.
         """
-        blocks = Linear(
-            torch.cat([weights[f"blocks.{head}.layers.0.weight"] for head in range(self.count)]),
-            torch.cat([weights[f"blocks.{head}.layers.0.bias"] for head in range(self.count)]),
+        first, *further = (
+            [
+                (f"blocks.{head}.layers.{index}.weight", f"blocks.{head}.layers.{index}.bias")
+                for head in range(self.count)
+            ]
+            for index in range(getattr(self.config, "num_hidden_layers", None) or 1)
         )
+        biases = [weights[bias] for _, bias in first if bias in weights]
+        blocks = Linear(torch.cat([weights[weight] for weight, _ in first]), torch.cat(biases) if biases else None)
         self.blocks = blocks.rounded(self.title)
+        self.further = [
+            [Linear(weights[weight], weights.get(bias)).rounded(self.title) for weight, bias in layer]
+            for layer in further
+        ]
         self.projections, own = self._each(weights, "projections"), self._each(weights, "lm_heads")
         if self.projections:
             _, output = shared(self.target)
@@ -113,6 +113,8 @@ class MedusaHeads(DepthHeads):
         B, D = hidden.shape
         # h + SiLU(W_i h + b_i) of the first `count` heads: [B, count, D].
         states = hidden.unsqueeze(1) + F.silu(self.blocks(hidden).view(B, self.count, D)[:, :count])
+        for layer in self.further:
+            states = states + F.silu(self._one_by_one(layer, states))
         if self.projections:
             states = self._one_by_one(self.projections, states)
         return (self.outputs[0](states) if len(self.outputs) == 1 else self._one_by_one(self.outputs, states),)

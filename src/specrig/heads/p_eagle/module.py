@@ -26,15 +26,14 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - its usual name
 
 from specrig.heads import markov
-from specrig.heads.checkpoint import Shapes, untrained
-from specrig.heads.eagle.module import EagleHead
+from specrig.heads.checkpoint import untrained
 from specrig.heads.eagle3 import module as eagle3
 from specrig.heads.eagle3.module import Eagle3Head
 from specrig.heads.layer import mask_token
 from specrig.heads.markov import MarkovBias
+from specrig.heads.shapes import read_mask
 from specrig.runtime.device import on_device, padded
 from specrig.runtime.model import CachedModel
-from specrig.runtime.types import DecodingError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,22 +42,12 @@ if TYPE_CHECKING:
 class PEagleHead(Eagle3Head):
     """The head with its cache. B rows, D hidden width, Vd the head's vocabulary."""
 
+    kind: ClassVar[str] = "p_eagle"
     title: ClassVar[str] = "P-EAGLE head"
-    ignored: ClassVar[tuple[str, ...]] = EagleHead.ignored
 
     def _check(self, tensors: dict[str, Tensor], target: CachedModel) -> None:
-        if "mask_hidden" in tensors:  # some have [3D] or [1, 1, 3D]
-            tensors["mask_hidden"] = tensors["mask_hidden"].reshape(1, -1)
         super()._check(tensors, target)
-        found = read_mask(self.config)
-        if found is None or not 0 <= int(found) < self.config.vocab_size:
-            raise DecodingError(f"ptd_token_id is {found}, not one of the {self.config.vocab_size} tokens")
-        self.mask_id = int(found)
-
-    @staticmethod
-    def shapes(config: Any) -> Shapes:
-        """See `Checkpoint`."""
-        return Eagle3Head.shapes(config) | {"mask_hidden": (1, 3 * config.hidden_size)} | markov.shapes(config)
+        self.mask_id = int(read_mask(self.config))
 
     @classmethod
     def random_tensors(cls, config: Any, seed: int, deviation: float = 0.02) -> dict[str, Tensor]:
@@ -69,8 +58,12 @@ class PEagleHead(Eagle3Head):
     def take_weights(self, weights: dict[str, Tensor]) -> None:
         """Build the layers from the checkpoint's tensors."""
         super().take_weights(weights)
-        self.entry_fc, self.mask_hidden = self.fc, weights["mask_hidden"]
-        self.mask_feature: Tensor = self.fc(self.mask_hidden)
+        self.mask_hidden = weights["mask_hidden"]
+        if self.joined_norm is None and not self.state_norms:
+            self.entry_fc = self.fc
+        else:
+            self.entry_norms = None  # compiled code knows no norms before `fc`
+        self.mask_feature: Tensor = super().fuse(self.mask_hidden)
         self.markov = MarkovBias.of(weights, self.order)
 
     def fuse(self, aux_hidden_states: Tensor) -> Tensor:
@@ -81,7 +74,7 @@ class PEagleHead(Eagle3Head):
     def entry(self, tokens: Tensor, features: Tensor | None) -> tuple[Tensor, Tensor]:
         """See `LlamaModel.entry`. features: `[B, n, 3D]`, see `fuse`, or `[B, n, D]`, the head's own."""
         assert features is not None
-        return super().entry(tokens, features if features.shape[-1] == self.hidden_size else self.fc(features))
+        return super().entry(tokens, features if features.shape[-1] == self.hidden_size else super().fuse(features))
 
     def draft(self, rows: Sequence[Sequence[int]], done: Sequence[bool], k: int) -> Tensor:
         """Run the entries of the tokens that were accepted and k - 1 masks; returns the logits `[B, k, Vd]` of k
@@ -113,11 +106,6 @@ class PEagleHead(Eagle3Head):
         chain = [-1 if not at else branch * (1 + masks) + at - 1 for branch in range(w) for at in range(1 + masks)]
         logits, _ = self.forward(own, parents=None if w == 1 else [chain] * B, features=read)
         return logits.unflatten(1, (w, 1 + masks))
-
-
-def read_mask(config: Any) -> Any:
-    """The mask token that a checkpoint names; None: it names none."""
-    return getattr(config, "ptd_token_id", getattr(config, "mask_token_id", None))
 
 
 def head_config(target: Any, draft_vocabulary: int | None = None, layers: int = 1, markov_rank: int = 0) -> Any:
