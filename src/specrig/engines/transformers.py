@@ -113,7 +113,7 @@ class Transformers(WeightsEngine):
     @classmethod
     def refuses_model(cls, method: str, config: dict[str, Any]) -> str | None:
         """Assisted generation rolls a cache back; plain generation runs whatever transformers runs."""
-        return needs.recurrent(config) if assisted(method) else None
+        return needs.unreadable(config) or (needs.recurrent(config) if assisted(method) else None)
 
     def now(self) -> float:
         """Seconds on a clock that has waited for the device."""

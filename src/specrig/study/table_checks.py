@@ -15,8 +15,8 @@ from pathlib import Path
 from specrig.corpus.example import PROMPT_FILES
 from specrig.engines import registry as engines
 from specrig.heads import trained
-from specrig.models import facts, gguf
-from specrig.models.gate import check_decoder, check_vocabulary, without_chat_template
+from specrig.models import facts, gguf, weight_files
+from specrig.models.gate import check_decoder, check_model, check_vocabulary, without_chat_template
 from specrig.models.pair import ModelError
 from specrig.provenance.trained_for import check_trained_for
 from specrig.study.problems import Problems, nearest
@@ -110,8 +110,11 @@ def check_pairs(study: Study, problems: Problems, *, from_table: bool = True) ->
                 report(name, column, f"no shape of {model} is shipped", fix)
             folder = Path(model).expanduser()
             if row.trained_in(column) is None and local and not (folder / "config.json").is_file():
-                reason = f"{model} holds no config.json" if folder.is_dir() else f"no model folder {model}"
-                report(name, column, reason, f"give a folder in Hugging Face format, a hub id (owner/name){trained}")
+                fix = f"give a folder in Hugging Face format, a hub id (owner/name){trained}"
+                if folder.is_dir():
+                    report(name, column, f"{model}: {weight_files.instead_of_model(folder)}", fix)
+                else:
+                    report(name, column, f"no model folder {model}", fix)
         for head in sorted(row.head_folders.keys() & set(study.grid.parts(name))):
             source = row.head_folders[head]
             if row.trained_in(head) is None and looks_like_path(source) and not Path(source).expanduser().is_dir():
@@ -132,8 +135,11 @@ def _folders_fault(study: Study, name: str) -> str | None:
     target = _target_at_hand(study, name)
     parts = [part for part in files.sources if part != "target" and row.trained_in(part) is None]
     try:
-        for folder in local.values():
-            check_decoder(folder)
+        for column, folder in local.items():
+            if row.weights == "random":
+                check_decoder(folder)
+            elif row.trained_in(column) is None:
+                check_model(folder, drafts=column == "draft")
         if len(local) == 2 and row.weights != "random":
             check_vocabulary(local["target"], local["draft"])
         if target is not None and row.trained_in("target") is None:

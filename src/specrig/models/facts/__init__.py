@@ -14,6 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from specrig.models.weight_files import noted_quantization
+
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes a parameter, by dtype."""
 RMS_NORM = {"llama", "mistral", "mixtral", "qwen2", "qwen3"}
@@ -170,7 +172,7 @@ def config_at_hand(model: str) -> dict[str, Any] | None:
         config = json.loads((Path(model).expanduser() / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return None
-    return config if isinstance(config, dict) else None
+    return noted_quantization(Path(model).expanduser()) | config if isinstance(config, dict) else None
 
 
 def shape_of(config: dict[str, Any] | None) -> Shape | None:
