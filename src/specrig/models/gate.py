@@ -81,7 +81,7 @@ def check_decoder(model: str, revision: str | None = None) -> None:
     folder = Path(model)
     if folder.is_dir() and not (folder / "config.json").is_file():
         raise ModelError(
-            f"{model}: {weight_files.instead_of_model(folder)}; give a folder in Hugging Face format (config.json, "
+            f"{model} {weight_files.instead_of_model(folder)}; give a folder in Hugging Face format (config.json, "
             "*.safetensors, tokenizer.json) or a hub id"
         )
     found = config(model, revision)

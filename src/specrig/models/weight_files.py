@@ -67,15 +67,15 @@ class Tensor(NamedTuple):
 
 
 def instead_of_model(folder: Path) -> str:
-    """What a folder without config.json holds in a model's place."""
+    """What a folder without config.json does or holds, a sentence whose subject is the folder."""
     if not any(folder.iterdir()):
-        return "the folder is empty"
+        return "is empty"
     if (folder / ADAPTER).is_file():
-        return f"it is an adapter (LoRA) for {adapted(folder)}, which runs only inside that model: {MERGE}"
+        return f"holds an adapter (LoRA) for {adapted(folder)}, which runs only inside that model: {MERGE}"
     for pattern, what in FOREIGN:
         if (file := next(iter(sorted(folder.glob(pattern))), None)) is not None:
-            return f"{file.name} is {what}"
-    return "no config.json there"
+            return f"holds {file.name}: {what}"
+    return "holds no config.json"
 
 
 MERGE = "merge the two (peft: `merge_and_unload()`, then `save_pretrained`) and name the merged folder"

@@ -112,7 +112,7 @@ def check_pairs(study: Study, problems: Problems, *, from_table: bool = True) ->
             if row.trained_in(column) is None and local and not (folder / "config.json").is_file():
                 fix = f"give a folder in Hugging Face format, a hub id (owner/name){trained}"
                 if folder.is_dir():
-                    report(name, column, f"{model}: {weight_files.instead_of_model(folder)}", fix)
+                    report(name, column, f"{model} {weight_files.instead_of_model(folder)}", fix)
                 else:
                     report(name, column, f"no model folder {model}", fix)
         for head in sorted(row.head_folders.keys() & set(study.grid.parts(name))):
