@@ -15,6 +15,7 @@ from typing import Any
 from specrig.errors import first_line
 from specrig.models import facts, gguf, hub, needs, weight_files
 from specrig.models.pair import ModelError, PairFiles
+from specrig.runtime.rotary import switch_of
 from specrig.runtime.whole import named_ends
 
 AGAIN = "copy or train the model again"
@@ -260,6 +261,11 @@ def context(pair: PairFiles) -> int | None:
     """Positions that the target can address; None where its config does not say."""
     config = config_of(pair.only(()))["target"]
     return config.get("max_position_embeddings") or config.get("n_positions")
+
+
+def rotary_switch(pair: PairFiles) -> int | None:
+    """The most tokens of a text for which the target uses its first rotary table (`runtime.rotary`); None: it has one."""
+    return switch_of(needs.text_config(config_of(pair.only(()))["target"]))
 
 
 def check_pair(pair: PairFiles, *, drafts: bool = False) -> None:

@@ -21,6 +21,7 @@ from specrig.runtime.attention import FULL, layer_patterns
 from specrig.runtime.cache import KeyValueCache, LayerShape
 from specrig.runtime.device import Positions, Stopwatch, in_each, now, on_device, on_host, padded
 from specrig.runtime.replay import Replay, Run, Unrecorded
+from specrig.runtime.rotary import HeldTables, check_side
 from specrig.runtime.tree_mask import ancestors, ancestors_on_device, pad_mask
 from specrig.runtime.types import DecodingError, Parents
 
@@ -117,6 +118,7 @@ class CachedModel(ABC):
         self.aux_layers: tuple[int, ...] = ()  # the layers whose hidden states a pass collects
         self.aux_hidden_states: Tensor | None = None
         self._caches: dict[int, KeyValueCache] = {}
+        self.tables: HeldTables | None = None  # of a model whose rotary tables depend on the length
         self._table_slots = 0  # the slots that tables of positions have been made for
         self._ancestry: dict[tuple[int, ...], Tensor] = {}
 
@@ -146,6 +148,22 @@ class CachedModel(ABC):
         self.cache = KeyValueCache([], 1, 0, dtype=self.dtype, device=self.device)
         self.aux_hidden_states = None
         self.watch.clear()
+
+    def choose_tables(self, lengths: Sequence[int], new: int) -> None:
+        """Take the rotary tables for prompts of these lengths and `new` more tokens each, where they depend on the length.
+
+        Raises DecodingError where the texts do not all stay with one table (`runtime.rotary`).
+        """
+        if self.tables is not None:
+            check_side(self.tables.at, list(lengths), new)
+            self._take_tables(self.tables, max(lengths))
+
+    def _take_tables(self, tables: HeldTables, length: int) -> None:
+        if tables.choose(length):
+            self._table_slots, slots = 0, self._table_slots
+            self.grow_tables(slots)
+            if self.replay is not None:
+                self.replay.clear()
 
     def grow_tables(self, slots: int) -> None:
         """Make tables of positions for a cache of `slots` slots, where they are shorter."""
@@ -235,6 +253,8 @@ class CachedModel(ABC):
         not count this.
         """
         self.start_like(other)
+        if self.tables is not None:  # a draft's text may cross: its drafts get worse, the target's output does not
+            self._take_tables(self.tables, max(map(len, rows)))
         self.catch_up(rows, done, hold_last=True)
         self.watch.clear()
 

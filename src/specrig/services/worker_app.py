@@ -87,7 +87,10 @@ def _loaded(kind: str, serving: Serving) -> tuple[Worker, dict[str, Any]]:
         "vocabulary": known,
         "eos": sorted(weights.eos),
     }
-    context = min(serving.context, model.max_positions)
+    # Texts of many lengths share the cache, so all of them stay with the first of a model's rotary tables.
+    context = min(
+        serving.context, model.max_positions, model.max_positions if model.tables is None else model.tables.at
+    )
     return WORKERS[kind](model, serving.sessions or serving.batch, context), about
 
 
