@@ -64,7 +64,8 @@ class Plan:
     in the median and in the worst cell; None before anything is measured. measured: cells that have their records
     already. trains, needs, hours_assume: sentences from `estimate`. prompts: task -> number of its prompts, fewer than
     the study asks for where its file has fewer.
-    large_drafts: pair -> what is said of a draft that is not smaller than its target. simulated: pair -> declared
+    large_drafts: pair -> what is said of a draft that is not smaller than its target. short_drafts: pair -> what is said
+    of a draft whose context is shorter than the texts. simulated: pair -> declared
     acceptance. moving: hub ids without a revision. gated: what an owner asks for -> the gated models.
     """
 
@@ -82,6 +83,7 @@ class Plan:
     gated: Mapping[str, Sequence[str]]
     prompts: Mapping[str, int]
     large_drafts: Mapping[str, str]
+    short_drafts: Mapping[str, str]
     refusals: Sequence[RefusedGroup]
 
 
@@ -107,6 +109,7 @@ def plan_of(study: Study) -> Plan:
         gated=gated(study),
         prompts={task: _prompt_count(study, task) for task in study.tasks},
         large_drafts=_large_drafts(sizes),
+        short_drafts=_short_drafts(sizes),
         refusals=_refusals(study),
     )
 
@@ -142,6 +145,7 @@ def described(plan: Plan) -> dict[str, Any]:
         "untested": plan.untested,
         "simulated": plan.simulated,
         "large_drafts": plan.large_drafts,
+        "short_drafts": plan.short_drafts,
         "moving": plan.moving,
         "gated": plan.gated,
         "refusals": plan.refusals,
@@ -200,6 +204,16 @@ def _large_drafts(sizes: Sequence[PairSize]) -> dict[str, str]:
     }
 
 
+def _short_drafts(sizes: Sequence[PairSize]) -> dict[str, str]:
+    return {
+        size.pair: f"the draft holds {size.draft.context:,} positions, texts may reach {longest:,}: behind its last one it no "
+        "longer tells positions apart and little of what it drafts is accepted; the output stays the target's"
+        for size in sizes
+        if size.draft is not None and size.target is not None
+        if size.draft.context < (longest := min(size.tokens, size.target.context))
+    }
+
+
 COLUMNS = {"k": "k", "temperature": "T", "batch_size": "batch", "variant": "variants"}
 """Field of a cell -> title of its column."""
 
@@ -220,6 +234,8 @@ def show_plan(plan: Plan, console: Console) -> None:
     console.print(_measured_text(plan))
     for pair, reason in plan.large_drafts.items():
         console.print(f"[bold yellow]Draft not smaller[/] {pair}: {reason}")
+    for pair, reason in plan.short_drafts.items():
+        console.print(f"[bold yellow]Draft with a shorter context[/] {pair}: {reason}")
     for pair, alpha in plan.simulated.items():
         console.print(f"[bold yellow]Simulated acceptance[/] {pair}: declared α = {alpha:g}")
     if plan.moving:

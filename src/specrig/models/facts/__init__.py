@@ -136,7 +136,12 @@ def no_decoder(model: str, config: dict[str, Any]) -> str | None:
             f"{model}: {kind} ({', '.join(architectures)}) reads more than text; SpecRig takes text alone: choose its "
             "text-only sister (…ForCausalLM)"
         )
-    if kind in ENCODERS or (architectures and not causal):
+    if architectures and not causal and kind not in ENCODERS:
+        return (
+            f"{model}: {kind} ({', '.join(architectures)}) has no LM head, so it gives no next token and can neither draft "
+            "nor verify; choose a decoder-only language model (…ForCausalLM)"
+        )
+    if kind in ENCODERS:
         return (
             f"{model}: {kind} ({', '.join(architectures) or 'no architecture named'}) is an encoder, it cannot "
             "generate text token by token, so it can neither draft nor verify; choose a decoder-only model "
