@@ -20,6 +20,7 @@ from specrig.cell import Cell
 from specrig.cli import main
 from specrig.decoding.drafters import registry
 from specrig.engines.native import Native
+from specrig.engines.transformers import Transformers
 from specrig.models import gate, needs
 from specrig.models.pair import ModelError, PairFiles
 from specrig.models.weights import PretrainedWeights
@@ -359,3 +360,13 @@ def test_a_draft_is_served_with_its_targets_tokens(pair: tuple[Path, Path]) -> N
     assert served.cached("target", "cpu").vocab_size == 261
     with pytest.raises(ModelError, match="261 in all, its embedding has 259 rows"):
         PretrainedWeights(PairFiles("p", str(pair[1])))
+
+
+@pytest.mark.parametrize("method", ["autoregressive", "draft_model", "ngram"])
+def test_transformers_own_generation_has_the_targets_tokens_too(method: str, pair: tuple[Path, Path]) -> None:
+    with Native(PairFiles("p", str(pair[0])), threads=1) as engine:
+        (expected,) = engine.generate(cell("autoregressive", 0), [[97, 260, 98]], max_new_tokens=12, seeds=[0])
+    with Transformers(PairFiles("p", *map(str, pair)), threads=1) as other:
+        k = 0 if method == "autoregressive" else 3
+        (found,) = other.generate(cell(method, k), [[97, 260, 98]], max_new_tokens=12, seeds=[0])
+    assert found.tokens == expected.tokens
