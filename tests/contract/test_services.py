@@ -431,5 +431,5 @@ def test_a_service_of_another_kind_or_vocabulary_is_refused(
     target = json.loads(RowsClient(fleet.urls["target"]).post("/health", None, method="GET"))
     with pytest.raises(ServiceError, match="does not share the vocabulary"):
         _check_vocabulary(target, target | {"vocabulary": "0" * 16})
-    with pytest.raises(ServiceError, match="start both with --vocabulary 6"):
+    with pytest.raises(ServiceError, match="start the draft service with --vocab-size"):
         _check_vocabulary(target, target | {"vocabulary_size": 6})

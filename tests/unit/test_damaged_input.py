@@ -123,8 +123,8 @@ def lacking(content: bytes) -> bytes:
 
 MODELS: dict[str, tuple[str, Damage, str]] = {
     "cut tokenizer": ("tokenizer.json", CUT, "tokenizer"),
-    "cut weights": ("model.safetensors", CUT, "cannot be loaded"),
-    "weights without a tensor": ("model.safetensors", lacking, "cannot be loaded (it lacks "),
+    "cut weights": ("model.safetensors", CUT, "cut short: its header speaks of"),
+    "weights without a tensor": ("model.safetensors", lacking, "the weights lack "),
     "config of brackets": ("config.json", lambda _: b"[" * 100_000, "config.json"),
     "config not UTF-8": ("config.json", lambda content: b"\xff\xfe" + content, "config.json"),
 }

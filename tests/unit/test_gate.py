@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from model_folders import stand_in
 from tokenizers import Tokenizer, models
 from transformers import BartConfig, MambaConfig, PreTrainedTokenizerFast
 
@@ -22,8 +23,7 @@ def _fresh() -> None:
 
 
 def folder(path: Path, config: dict[str, Any], vocabulary: dict[str, int] | None = None) -> str:
-    path.mkdir()
-    (path / "config.json").write_text(json.dumps(config))
+    stand_in(path, **config)
     if vocabulary is not None:
         (path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocabulary}, "added_tokens": []}))
     return str(path)
@@ -68,7 +68,7 @@ def test_another_vocabulary_is_refused_with_an_example(tmp_path: Path) -> None:
 
 def test_a_folder_without_config_is_named(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ModelError, match=r"empty: no config\.json"):
+    with pytest.raises(ModelError, match="empty is empty"):
         check_decoder(str(tmp_path / "empty"))
 
 
@@ -106,6 +106,7 @@ def test_a_model_that_cannot_be_rolled_back_is_refused_before_its_weights_are_re
         (mamba, MambaConfig()),
         (bart, BartConfig(is_encoder_decoder=False, architectures=["BartForCausalLM"])),
     ):
+        stand_in(path)
         config.save_pretrained(path)
         tokenizer().save_pretrained(path)
     for path, reason in ((mamba, "more than keys and values"), (bart, "takes no positions")):

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
+from model_folders import stand_in
 from synthetic import write_study
 
 from specrig import cli
@@ -235,10 +236,9 @@ SIZED_OTHERWISE = {
 
 
 def study_of(folders: dict[str, dict[str, object]], **keys: object) -> Path:
-    """A study of folders with a config.json and nothing else."""
+    """A study of folders with these config.json."""
     for name, config in folders.items():
-        Path(name).mkdir()
-        Path(name, "config.json").write_text(json.dumps(config))
+        stand_in(Path(name), **config)
     rows = "".join(f"{name}\t./{name}\n" for name in folders)
     Path("configs/pairs.tsv").write_text("pair\ttarget\n" + rows)
     config = yaml.safe_load(Path("configs/test.yaml").read_text())

@@ -195,6 +195,7 @@ class AuditTarget:
         import torch
 
         model = self.precise.target
+        model.choose_tables([len(tokens)], 0)
         model.start(1, len(tokens))
         scores, _ = model.forward(torch.tensor([tokens], device=model.device), last=[len(tokens) - 1])
         found: NDArray[np.float32] = scores[0, 0].float().cpu().numpy()
@@ -205,6 +206,7 @@ class AuditTarget:
         import torch
 
         model = self.engine.target
+        model.choose_tables([len(tokens) - 1], 0)
         model.start(1, len(tokens))
         scores, _ = model.forward(torch.tensor([list(tokens)], device=model.device))
         found: NDArray[np.float64] = scores[0, -last:].double().cpu().numpy()

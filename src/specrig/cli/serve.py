@@ -28,7 +28,7 @@ Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads. Default: 
 Vocabulary = Annotated[
     int | None,
     typer.Option(
-        "--vocab-size", "--vocabulary", min=2, help="Use only the first tokens, where the draft pads its vocabulary"
+        "--vocab-size", "--vocabulary", min=2, help="Number of the target's tokens. Default: those of the tokenizer"
     ),
 ]
 Random = Annotated[bool, typer.Option("--random-weights", help="Random weights of the model's shapes")]
@@ -53,13 +53,13 @@ def draft(
 def target(
     model: Model, host: Host = "127.0.0.1", port: Port = 8001, revision: Revision = None, dtype: Dtype = "float32",
     device: Device = "cpu", batch: Batch = 8, sessions: Sessions = None, context: Context = 4096, queue: Queue = 1024,
-    threads: Threads = None, vocabulary: Vocabulary = None, random_weights: Random = False,
+    threads: Threads = None, random_weights: Random = False,
 ) -> None:  # fmt: skip
     """Serve a target model, which verifies drafts and adds its own token."""
     from specrig.services.worker_app import Serving, serve_model
 
     held = sessions or 2 * batch
-    serving = Serving(model, revision, dtype, device, batch, held, context, queue, threads, vocabulary, random_weights)
+    serving = Serving(model, revision, dtype, device, batch, held, context, queue, threads, None, random_weights)
     serve_model("target", serving, host, port)
 
 

@@ -52,6 +52,7 @@ def generate(
     sampler = Sampler(temperature, seeds, target.device)
     simulated = None if simulated_acceptance is None else SimulatedAcceptance(simulated_acceptance, seeds)
     context = Context([list(prompt) for prompt in prompts], [False] * B, sampler, [0] * B)
+    target.choose_tables([len(prompt) for prompt in prompts], max_new_tokens)
     target.start(B, longest + max_new_tokens + SPARE_SLOTS)
 
     # Prefill: one pass over the prompts, then each row's first token. `hidden` is [B, P, D], P the longest prompt.

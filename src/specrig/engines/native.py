@@ -82,7 +82,7 @@ class Native(WeightsEngine):
         self._remotes: dict[tuple[float, bool], RemoteDraft] = {}
         if pair.draft is not None:
             with suppress(ModelError):  # it fails the cells that need it, each with the reason
-                self.model("draft")  # now, since it may narrow the vocabulary of all
+                self.model("draft")  # now, so that no measured generation loads it
 
     @classmethod
     def refuses(cls, cell: Cell) -> str | None:
@@ -92,7 +92,7 @@ class Native(WeightsEngine):
     @classmethod
     def refuses_model(cls, method: str, config: dict[str, Any]) -> str | None:
         """Models whose layers or positions its cache cannot hold."""
-        return needs.unmet(config)
+        return needs.unreadable(config) or needs.unmet(config)
 
     def ready(self, cell: Cell) -> None:
         """See `Engine`: draft and heads."""
@@ -171,9 +171,6 @@ class Native(WeightsEngine):
             before = self._memory_mb()
             self._models[name] = self.weights.cached(name, self.device)
             self._loaded_mb[name] = self._memory_mb() - before
-            # The tokenizers agree (gate), but one embedding may have more padding. Padding is never drawn.
-            shared = min(self._models[name].vocab_size, self.target.vocab_size)
-            self._models[name].vocab_size = self.target.vocab_size = shared
         return self._models[name]
 
     def head(self, name: str) -> Path:
@@ -188,9 +185,9 @@ class Native(WeightsEngine):
 
         context = min(self.target.max_positions, self.target.cache.slots)
         if self._service is None or not self._service.holds(rows, context):
-            vocabulary = self.model(name).vocab_size
             self.close()
-            self._service = DraftProcess(self.pair, rows, context, vocabulary, self.device, self.threads)
+            V = self.target.vocab_size
+            self._service = DraftProcess(self.pair, rows, context, V, self.device, self.threads)
         key = latency_s, half
         if key not in self._remotes:  # one that stays: its connection is open, and it ends the texts that it began
             self._remotes[key] = RemoteDraft(self._service.url, latency_s=latency_s, half=half)

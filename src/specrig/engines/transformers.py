@@ -28,6 +28,27 @@ def assisted(method: str) -> bool:
     return known is not None and bool(known.method)
 
 
+def fit_vocabulary(model: Any, V: int) -> None:
+    """From now on let a model's forward pass give logits of V tokens, the target's: rows beyond are cut off, and tokens
+    that a draft has no row of get minus infinity (as in `CachedModel.forward`). `generate` compares the config's numbers.
+    """
+    from specrig.runtime.model import of_vocabulary
+
+    text = model.config.get_text_config(decoder=True)
+    rows, text.vocab_size = text.vocab_size, V
+
+    def before(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        read = kwargs if "input_ids" in kwargs else {"input_ids": args[0]}
+        return args[1:] if read is not kwargs else args, kwargs | {"input_ids": read["input_ids"].clamp(max=rows - 1)}
+
+    def after(_module: Any, _inputs: Any, output: Any) -> Any:
+        output.logits = of_vocabulary(output.logits, V)
+        return output
+
+    model.register_forward_pre_hook(before, with_kwargs=True)
+    model.register_forward_hook(after)
+
+
 class PassRecorder:
     """Records the forward passes of one model by hooks: the tokens each was fed, and the seconds it took."""
 
@@ -113,7 +134,7 @@ class Transformers(WeightsEngine):
     @classmethod
     def refuses_model(cls, method: str, config: dict[str, Any]) -> str | None:
         """Assisted generation rolls a cache back; plain generation runs whatever transformers runs."""
-        return needs.recurrent(config) if assisted(method) else None
+        return needs.unreadable(config) or (needs.recurrent(config) if assisted(method) else None)
 
     def now(self) -> float:
         """Seconds on a clock that has waited for the device."""
@@ -213,6 +234,8 @@ class Transformers(WeightsEngine):
 
         model = self.weights.model(part, self.device)
         model.generation_config = GenerationConfig()
+        if model.config.get_text_config(decoder=True).vocab_size != self.weights.vocab_size:
+            fit_vocabulary(model, self.weights.vocab_size)
         return model
 
     def _rounds(self, row: list[int], prompt: int, watch: RoundRecorder) -> list[Round]:

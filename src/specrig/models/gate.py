@@ -1,4 +1,5 @@
-"""The gate: it refuses pairs that cannot work, by their config and tokenizer files alone, before any weight is read.
+"""The gate: it refuses models and pairs that cannot work, by their small files and the headers of their weights, before
+any weight is read. `plan`, `decode` and loading all ask here, so what one says the others say.
 
 No torch here. Speculation needs a decoder-only target and draft that share one vocabulary, id by id.
 """
@@ -6,13 +7,16 @@ No torch here. Speculation needs a decoder-only target and draft that share one 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from specrig.errors import first_line
-from specrig.models import facts, hub
+from specrig.models import facts, hub, needs, weight_files
 from specrig.models.pair import ModelError, PairFiles
+from specrig.runtime.rotary import switch_of
+from specrig.runtime.whole import named_ends
 
 AGAIN = "copy or train the model again"
 SIZES = (
@@ -25,6 +29,8 @@ SIZES = (
 def json_object(path: Path, *keys: str) -> dict[str, Any]:
     """The object in a JSON file. Raises ModelError, with the path and the fix, for another content or without `keys`."""
     try:
+        if weight_files.is_pointer(path):
+            weight_files.check_files(path.parent)
         content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise ModelError(f"{path}: not valid JSON ({first_line(error)}); {AGAIN}") from error
@@ -40,12 +46,34 @@ def _json(folder: str, name: str, revision: str | None = None) -> dict[str, Any]
 
 
 def config(model: str, revision: str | None = None) -> dict[str, Any]:
-    """A model's config.json."""
-    return _json(model, "config.json", revision)
+    """A model's config.json, with what other files of its folder say of a quantization."""
+    return weight_files.noted_quantization(Path(model)) | _json(model, "config.json", revision)
+
+
+def check_model(model: str, revision: str | None = None, *, drafts: bool = False) -> None:
+    """Raise ModelError unless `model` (folder or hub id) is a decoder-only language model whose files are there and fit
+    each other. Of a model on the hub only the small files are read.
+
+    drafts: its embedding may lack the last tokens of its tokenizer, which it then never drafts.
+    """
+    check_decoder(model, revision)
+    folder, found = Path(model), config(model, revision)
+    if folder.is_dir():
+        weight_files.check_files(folder)
+        tensors = weight_files.headers(folder) if needs.quantized(found) is None else {}
+        if tensors and (reason := weight_files.contradiction(needs.text_config(found), tensors)) is not None:
+            raise ModelError(f"{model}: {reason}")
+    _check_ids(model, revision, drafts)
 
 
 def check_decoder(model: str, revision: str | None = None) -> None:
     """Raise ModelError unless `model` (folder or hub id) is a decoder-only language model with possible sizes."""
+    folder = Path(model)
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        raise ModelError(
+            f"{model} {weight_files.instead_of_model(folder)}; give a folder in Hugging Face format (config.json, "
+            "*.safetensors, tokenizer.json) or a hub id"
+        )
     found = config(model, revision)
     kinds = found.get("architectures") or []
     if (
@@ -59,14 +87,91 @@ def check_decoder(model: str, revision: str | None = None) -> None:
         # Some architectures list a size for each layer.
         if size is not None and not isinstance(size, list) and (type(size) is not int or not 0 < size < 1 << 40):
             raise ModelError(f"{model}/config.json: {name}: {str(size)[:80]} is no size; {AGAIN}")
+    if (kind := needs.head(found)) is not None:
+        raise ModelError(
+            f"{model}: a head ({kind}), which drafts inside a target and is no model by itself: name it in the column "
+            "heads (`--head <name>=FOLDER`), beside its target"
+        )
     reason = facts.no_decoder(model, found)
     if reason is not None:
         raise ModelError(reason)
 
 
+def vocab_size(model: str, revision: str | None = None, *, drafts: bool = False) -> int:
+    """V, the tokens that a target can emit: the rows of its embedding up to the largest id that its tokenizer, or an end
+    of sequence, names. Rows beyond are padding, which no text holds: they are masked for every method, plain decoding
+    included. Holes between named ids stay, since some models write them.
+
+    drafts: of a draft that is served alone, its target's V: it has the target's tokenizer, and may have fewer rows.
+    """
+    rows = needs.text_config(config(model, revision)).get("vocab_size", 0)
+    if targets_tokenizer(model):
+        return int(rows)
+    named = max(_named_ids(model, revision), default=rows - 1)
+    return int(named + 1 if drafts else min(rows, named + 1))
+
+
+def stop_ids(model: str, revision: str | None = None) -> tuple[int, ...]:
+    """The ids that end a text, as a model's generation_config.json names them, else its config.json, else its tokenizer.
+
+    Nothing else is read from generation_config.json: how to sample is the study's to say.
+    """
+    for name in ("generation_config.json", "config.json"):
+        try:
+            ends = named_ends(_json(model, name, revision))
+        except hub.FileMissingError:
+            continue
+        except ValueError as error:
+            raise ModelError(f"{model}/{name}: {error}") from error
+        if ends is not None:
+            return ends
+    try:
+        token = _json(model, "tokenizer_config.json", revision).get("eos_token")
+    except hub.FileMissingError:
+        return ()
+    token = token.get("content") if isinstance(token, dict) else token
+    end = vocabulary(model, revision).get(token) if isinstance(token, str) else None
+    return () if end is None else (end,)
+
+
+def _named_ids(model: str, revision: str | None) -> Iterable[int]:
+    """The ids that a model's files name: of its tokenizer's tokens, and those that end a text."""
+    try:
+        added = _json(model, "tokenizer_config.json", revision).get("added_tokens_decoder") or {}
+    except hub.FileMissingError:
+        added = {}
+    more = (int(number) for number in added if str(number).isdigit())
+    return [*vocabulary(model, revision).values(), *more, *stop_ids(model, revision)]
+
+
+def _check_ids(model: str, revision: str | None, drafts: bool) -> None:
+    """Raise ModelError where an id that the tokenizer or config.json names has no row in the embedding."""
+    described = config(model, revision)
+    rows = needs.text_config(described).get("vocab_size")
+    if type(rows) is not int:
+        return
+    if type(pad := described.get("pad_token_id")) is int and pad >= rows:
+        raise ModelError(f"{model}/config.json: pad_token_id is {pad}, the model has {rows} tokens: set it to null")
+    if drafts:
+        return
+    tokens = vocabulary(model, revision)
+    if tokens and (largest := max(tokens, key=tokens.__getitem__)) and tokens[largest] >= rows:
+        raise ModelError(
+            f"{model}: its tokenizer has tokens up to id {tokens[largest]} ({largest!r}), {tokens[largest] + 1} in all, its "
+            f"embedding has {rows} rows: take the tokenizer that the model was trained with, or give the model the rows "
+            "(`resize_token_embeddings`)"
+        )
+    for name, number in [*(("eos", end) for end in stop_ids(model, revision)), ("bos", described.get("bos_token_id"))]:
+        if type(number) is int and number >= rows:
+            raise ModelError(
+                f"{model}: its {name}_token_id is {number}, the model has {rows} tokens: correct it in config.json and "
+                "generation_config.json"
+            )
+
+
 def vocabulary(model: str, revision: str | None = None) -> dict[str, int]:
-    """Token -> id, added tokens included, from a model's tokenizer.json or, of an older model, from the files in
-    `OLDER`.
+    """Token -> id, added tokens included, from a model's tokenizer.json or, of an older model, from another of
+    `weight_files.TOKENIZERS`.
     """
     try:
         tokenizer = _json(model, "tokenizer.json", revision)
@@ -85,21 +190,18 @@ def vocabulary(model: str, revision: str | None = None) -> dict[str, int]:
 
 
 def _older_vocabulary(model: str, revision: str | None, missing: hub.FileMissingError) -> dict[str, int]:
-    """The same from a file of `OLDER`, as transformers reads it. Raises `missing` where there is none."""
-    for name in OLDER:
+    """The same from the file of an older tokenizer, as transformers reads it. Raises `missing` where there is none."""
+    for name in weight_files.TOKENIZERS[1:]:
         try:
             hub.fetch(model, name, revision)
         except hub.FileMissingError:
             continue
         found: dict[str, int] = hub.tokenizer(model, revision).get_vocab()
         return found
-    raise missing  # without any, transformers would make up an empty tokenizer
-
-
-OLDER = ("vocab.json", "tokenizer.model", "spiece.model", "vocab.txt")
-"""Files in which tokenizers older than tokenizer.json keep their tokens: byte-level BPE, SentencePiece (two names),
-WordPiece.
-"""
+    raise hub.FileMissingError(  # transformers would make up an empty tokenizer
+        f"{model}: no tokenizer there ({', '.join(weight_files.TOKENIZERS)}); copy it from the model that it was "
+        "trained from"
+    ) from missing
 
 
 def targets_tokenizer(draft: str) -> bool:
@@ -150,9 +252,14 @@ def context(pair: PairFiles) -> int | None:
     return config.get("max_position_embeddings") or config.get("n_positions")
 
 
-def check_pair(pair: PairFiles) -> None:
-    """Everything that can be refused about a pair without reading weights."""
-    check_decoder(pair.target, pair.target_revision)
+def rotary_switch(pair: PairFiles) -> int | None:
+    """The most tokens of a text for which the target uses its first rotary table (`runtime.rotary`); None: it has one."""
+    return switch_of(needs.text_config(config_of(pair.only(()))["target"]))
+
+
+def check_pair(pair: PairFiles, *, drafts: bool = False) -> None:
+    """Everything that can be refused about a pair without reading weights. drafts: its target is itself a draft."""
+    check_model(pair.target, pair.target_revision, drafts=drafts)
     if pair.draft is not None:
-        check_decoder(pair.draft, pair.draft_revision)
+        check_model(pair.draft, pair.draft_revision, drafts=True)
         check_vocabulary(pair.target, pair.draft, pair.target_revision, pair.draft_revision)

@@ -9,6 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import cache
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 LAYER_KEYS = ("layer_types", "layers_block_type", "block_types", "_block_types", "hybrid_override_pattern")
@@ -26,9 +30,81 @@ POSITIONS = re.compile(r"position|rope|rotary|n_ctx|max_seq_len|max_target_lengt
 """In the name of a key that says how positions enter, or how many there are."""
 
 
+HEADS_OF_TARGETS = re.compile(r"Eagle|Medusa|Hydra|DFlash|MLPSpeculator|DraftModel|DSpark|NextN", re.IGNORECASE)
+"""In the name of the architecture of a head that drafts inside a target."""
+KINDS_OF_HEADS = {"medusa", "hydra", "eagle", "rest", "layer_skip", "mlp_speculator"}
+"""Their `model_type`, where they have one of their own."""
+
+
+def head(config: dict[str, Any]) -> str | None:
+    """What a config.json calls the head that it is of; None: it is of a model."""
+    names = [name for name in config.get("architectures") or () if HEADS_OF_TARGETS.search(name)]
+    own = config.get("model_type") in KINDS_OF_HEADS and config["model_type"]
+    medusa = "Medusa" if "medusa_num_heads" in config else None
+    return next(filter(None, (*names, config.get("speculators_model_type"), own, medusa)), None)
+
+
+def quantized(config: dict[str, Any]) -> str | None:
+    """How the weights of a model with this config.json are quantized, e.g. `gptq, 4 bits`; None: they are not."""
+    for key in ("quantization_config", "compression_config", "quantization"):
+        for described in (config, text_config(config)):
+            noted = described.get(key)
+            if isinstance(noted, dict) and noted:
+                method = noted.get("quant_method") or ("mlx" if key == "quantization" else "a method it does not name")
+                if isinstance(four := noted.get("load_in_4bit"), bool):
+                    method = f"{method}, {4 if four else 8} bits"
+                elif isinstance(bits := noted.get("bits"), int | float):
+                    method = f"{method}, {bits:g} bits"
+                return str(method)
+    return None
+
+
+def unreadable(config: dict[str, Any]) -> str | None:
+    """Why transformers' own code cannot give a model of this config.json its numbers; None: it can."""
+    if (how := quantized(config)) is not None:
+        if how.startswith("mlx"):
+            return f"its weights are quantized ({how}), which MLX alone reads; take the model that they were made from"
+        return (
+            f"its weights are quantized ({how}), and this engine computes with plain numbers; take the model that they were "
+            "made from, or an engine that reads them (vllm, sglang)"
+        )
+    kind = config.get("model_type")
+    if not isinstance(kind, str):
+        return "its config.json names no model_type; take the config.json that its authors publish"
+    known = causal_models()
+    if known and kind not in known:
+        code = config.get("auto_map")
+        if code:
+            return (
+                f"its architecture {kind!r} is code of its own ({', '.join(sorted(map(str, code)))} in auto_map), which is not "
+                "run: it could do anything on this machine; take a model that transformers knows, or serve it "
+                "(`servers:`)"
+            )
+        return (
+            f"transformers {version('transformers')} knows no language model of type {kind!r}; a newer transformers may, else "
+            "take another model"
+        )
+    return None
+
+
+@cache
+def causal_models() -> frozenset[str]:
+    """The `model_type`s that transformers has a …ForCausalLM of, read off its source: importing it would load torch.
+
+    Empty where the source looks otherwise than in the versions that were read.
+    """
+    spec = find_spec("transformers")
+    folders = [] if spec is None else spec.submodule_search_locations or []
+    for file in (Path(folder) / "models/auto/modeling_auto.py" for folder in folders):
+        text = file.read_text(encoding="utf-8") if file.is_file() else ""
+        block = text.partition("\nMODEL_FOR_CAUSAL_LM_MAPPING_NAMES = ")[2].partition("\n)\n")[0]
+        return frozenset(re.findall(r'\(\s*"([\w.-]+)",\s*"\w+"', block))
+    return frozenset()
+
+
 def recurrent(config: dict[str, Any]) -> str | None:
     """Why drafts cannot be rolled back in a model with this config.json; None: as far as it shows they can."""
-    text = _text(config)
+    text = text_config(config)
     if "vocab_size" not in text:
         return None  # too little of a config to tell anything
     kinds = next((text[key] for key in LAYER_KEYS if text.get(key)), None)
@@ -51,7 +127,7 @@ def recurrent(config: dict[str, Any]) -> str | None:
 
 def unmet(config: dict[str, Any]) -> str | None:
     """Why the native engine cannot decode with a model of this config.json; None: as far as it shows it can."""
-    text = _text(config)
+    text = text_config(config)
     if (reason := recurrent(config)) is not None or "vocab_size" not in text:
         return reason
     named = text | (text.get("attn_config") or {})
@@ -69,7 +145,8 @@ def unmet(config: dict[str, Any]) -> str | None:
     )
 
 
-def _text(config: dict[str, Any]) -> dict[str, Any]:
+def text_config(config: dict[str, Any]) -> dict[str, Any]:
+    """The part of a config.json that is of the language model: all of it, where the model reads text alone."""
     nested = config.get("text_config")
     return nested if isinstance(nested, dict) else config
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from specrig.errors import first_line
 from specrig.models import facts, needs, split
-from specrig.models.gate import check_pair, config, config_of
+from specrig.models.gate import check_pair, config, config_of, stop_ids, vocab_size
 from specrig.models.hub import tokenizer
 from specrig.models.pair import ModelError, PairFiles
 from specrig.runtime.whole import load_whole
@@ -27,6 +27,8 @@ class Weights(ABC):
 
     tokenizer: Any
     eos: frozenset[int]
+    vocab_size: int
+    """V, the target's tokens. The draft's logits are of these too, whatever rows it has."""
 
     def __init__(self, pair: PairFiles) -> None:
         self.pair = pair
@@ -67,11 +69,13 @@ class Weights(ABC):
 class PretrainedWeights(Weights):
     """Models with their weights, from folders or the hub. Raises ModelError for a pair that the gate refuses."""
 
-    def __init__(self, pair: PairFiles) -> None:
+    def __init__(self, pair: PairFiles, *, drafts: bool = False) -> None:
+        """drafts: the target is itself a draft, of a target that another process runs."""
         super().__init__(pair)
-        check_pair(pair)
+        check_pair(pair, drafts=drafts)
         self.tokenizer = tokenizer(pair.target, pair.target_revision)
-        self.eos = self._eos()
+        self.eos = frozenset(stop_ids(pair.target, pair.target_revision))
+        self.vocab_size = vocab_size(pair.target, pair.target_revision, drafts=drafts)
 
     def cached(self, part: str, device: str) -> CachedModel:
         """See `Weights`."""
@@ -86,11 +90,13 @@ class PretrainedWeights(Weights):
             raise ModelError(f"{source}: {NOT_NATIVE}: {reason}")
         try:
             agreement.check_architecture(AutoConfig.from_pretrained(source, revision=revision))
-            return cached_model(self.model(part, device), device=self.devices(part, device)[0], drafts=part == "draft")
+            model = cached_model(self.model(part, device), device=self.devices(part, device)[0], drafts=part == "draft")
         except (ModelError, MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:  # transformers has many of its own
             raise ModelError(f"{source}: {NOT_NATIVE}: {first_line(error)}") from error
+        model.vocab_size = self.vocab_size
+        return model
 
     def model(self, part: str, device: str) -> Any:
         """See `Weights`."""
@@ -114,7 +120,8 @@ class PretrainedWeights(Weights):
             raise
         except Exception as error:  # transformers and safetensors have many of their own
             raise ModelError(
-                f"{source}: cannot be loaded ({first_line(error)}); copy, fetch or train the model again"
+                f"{source}: cannot be loaded ({first_line(error)}); its files fit each other, as far as "
+                "they can be read without loading: is it a model that this transformers runs?"
             ) from error
         return (model.to(device) if placement is None else model).eval()
 
@@ -128,20 +135,9 @@ class PretrainedWeights(Weights):
                 f"pair {pair.name}: this method needs a draft model and the pair names none; fill the column in "
                 "pairs.tsv"
             )
+        if (reason := needs.unreadable(config(source, revision))) is not None:
+            raise ModelError(f"{source}: {reason}")
         return source, revision
-
-    def _eos(self) -> frozenset[int]:
-        """As the model's generation config states them, else its config's, else the tokenizer's."""
-        from transformers import GenerationConfig
-
-        target, revision = self.pair.target, self.pair.target_revision
-        try:
-            ids = GenerationConfig.from_pretrained(target, revision=revision).eos_token_id
-        except OSError:
-            ids = None
-        ids = ids if ids is not None else config(target, revision).get("eos_token_id")
-        ids = ids if ids is not None else self.tokenizer.eos_token_id
-        return frozenset([ids] if isinstance(ids, int) else ids or [])
 
 
 class RandomWeights(Weights):
@@ -154,6 +150,7 @@ class RandomWeights(Weights):
         self.configs = config_of(pair)
         self.tokenizer = _Bytes()
         self.eos = frozenset()
+        self.vocab_size = int(needs.text_config(self.configs["target"])["vocab_size"])
 
     def cached(self, part: str, device: str) -> CachedModel:
         """See `Weights`."""
@@ -163,9 +160,11 @@ class RandomWeights(Weights):
         reason = needs.unmet(self.configs[part])
         try:
             if reason is None:
-                return random_model(
+                model = random_model(
                     self.configs[part], devices=self.devices(part, device), dtype=self.dtype(), beside=self.beside()
                 )
+                model.vocab_size = self.vocab_size
+                return model
         except (DecodingError, KeyError, ValueError) as error:
             reason = first_line(error)
         raise ModelError(f"pair {self.pair.name}, {part}: {NOT_NATIVE}: {reason}")
@@ -175,9 +174,12 @@ class RandomWeights(Weights):
         raise ModelError(f"pair {self.pair.name} has random weights: only the native engine runs it")
 
 
-def weights_of(pair: PairFiles) -> Weights:
-    """The weights of a pair, loaded or random as its row says. Raises ModelError for a pair that the gate refuses."""
-    return RandomWeights(pair) if pair.random_weights else PretrainedWeights(pair)
+def weights_of(pair: PairFiles, *, drafts: bool = False) -> Weights:
+    """The weights of a pair, loaded or random as its row says. Raises ModelError for a pair that the gate refuses.
+
+    drafts: the target is itself a draft, of a target that another process runs.
+    """
+    return RandomWeights(pair) if pair.random_weights else PretrainedWeights(pair, drafts=drafts)
 
 
 class _Bytes:

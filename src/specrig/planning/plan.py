@@ -53,8 +53,8 @@ def plan_of(study: Study) -> dict[str, Any]:
     `jobs` has a row for each engine, pair and method, with its cells and the values of the fields in which cells of the
     study differ. `prompts_of`: task -> its prompts, fewer than the study asks for where its file has fewer. `untested`:
     engine -> what was never tried on hardware. `simulated`: pair -> declared acceptance. `large_drafts`: pair -> what is
-    said of a draft that is not smaller than its target. `moving`: hub ids without a revision. `gated`: what an owner
-    asks for -> the gated models.
+    said of a draft that is not smaller than its target. `short_drafts`: pair -> what is said of a draft whose context is
+    shorter than the texts. `moving`: hub ids without a revision. `gated`: what an owner asks for -> the gated models.
     """
     grid, sizes = study.grid, pair_sizes(study)
     spent, assumed = hours(study, sizes)
@@ -84,6 +84,7 @@ def plan_of(study: Study) -> dict[str, Any]:
         "untested": {name: reason for name, reason in reasons.items() if reason},
         "simulated": {pair: alpha for pair, alpha in acceptances.items() if alpha is not None},
         "large_drafts": _large_drafts(sizes),
+        "short_drafts": _short_drafts(sizes),
         "moving": list(dict.fromkeys(pin.source for pin in unpinned(study))),
         "gated": gated(study),
         "refusals": _refusals(study),
@@ -146,6 +147,16 @@ def _large_drafts(sizes: Sequence[PairSize]) -> dict[str, str]:
     }
 
 
+def _short_drafts(sizes: Sequence[PairSize]) -> dict[str, str]:
+    return {
+        size.pair: f"the draft holds {size.draft.context:,} positions, texts may reach {longest:,}: behind its last one it no "
+        "longer tells positions apart and little of what it drafts is accepted; the output stays the target's"
+        for size in sizes
+        if size.draft is not None and size.target is not None
+        if size.draft.context < (longest := min(size.tokens, size.target.context))
+    }
+
+
 COLUMNS = {"k": "k", "temperature": "T", "batch_size": "batch", "variant": "variants"}
 """Field of a cell -> title of its column."""
 
@@ -165,6 +176,8 @@ def show_plan(study: Study, plan: dict[str, Any], console: Console) -> None:
     console.print(f"{text} (more if code, models or prompts have changed)" if plan["measured"] else text)
     for pair, reason in plan["large_drafts"].items():
         console.print(f"[bold yellow]Draft not smaller[/] {pair}: {reason}")
+    for pair, reason in plan["short_drafts"].items():
+        console.print(f"[bold yellow]Draft with a shorter context[/] {pair}: {reason}")
     for pair, alpha in plan["simulated"].items():
         console.print(f"[bold yellow]Simulated acceptance[/] {pair}: declared α = {alpha:g}")
     if plan["moving"]:

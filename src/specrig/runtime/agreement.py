@@ -54,8 +54,12 @@ class ModelReference:
 
 
 @torch.inference_mode()
-def reference_pass(model: Any, device: torch.device) -> ModelReference:
-    """Run a loaded `…ForCausalLM` once, by itself. Raises DecodingError where its cache cannot be rolled back."""
+def reference_pass(model: Any, device: torch.device, first: int = 0) -> ModelReference:
+    """Run a loaded `…ForCausalLM` once, by itself. Raises DecodingError where its cache cannot be rolled back.
+
+    first: the texts' first position, for a model whose rotary tables change at some length: from there on it uses the
+    others, of which only differences of positions count, so that no long text has to be run.
+    """
     text = model.config.get_text_config(decoder=True)
     windows = [pattern.size for pattern in layer_patterns(text)]
     fill = max((size for size in windows if size <= WIDEST_WINDOW), default=0)
@@ -71,7 +75,9 @@ def reference_pass(model: Any, device: torch.device) -> ModelReference:
         for branch in BRANCHES:
             following = row[length + len(PARENTS) :] if branch == BRANCHES[-1] else []
             paths.append([*row[:length], *(row[length + node] for node in branch), *following])
-    output = model(input_ids=padded(paths, max(map(len, paths)), device), use_cache=True)
+    inputs = padded(paths, max(map(len, paths)), device)
+    places = {"position_ids": first + torch.arange(inputs.shape[1], device=device).unsqueeze(0)} if first else {}
+    output = model(input_ids=inputs, use_cache=True, **places)
     logits = [output.logits[index, lengths[index // 2] - 1 : len(path)] for index, path in enumerate(paths)]
     if not all(bool(found.isfinite().all()) for found in logits):
         raise DecodingError(

@@ -293,7 +293,7 @@ class DecodePass:
         args.fc = None if inputs is None or inputs.shape[-1] == args.D else _at(self.fc)
         choices = None
         if inputs is None and model.drafted is None:
-            choices, args.words = torch.empty((B, m), dtype=torch.long), model.vocab_size
+            choices, args.words = torch.empty((B, m), dtype=torch.long), min(model.vocab_size, args.V)
         args.tokens, args.rows = tokens.data_ptr(), rows.data_ptr()
         args.hidden, args.logits, args.choices = hidden.data_ptr(), logits.data_ptr(), _at(choices)
         if (needed := self.library.scratch_floats(byref(args))) > len(self.scratch):

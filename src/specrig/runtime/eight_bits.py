@@ -7,8 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-SCALE = "_scale"
-"""Behind the name of a matrix of 8 bits: its rows' scales."""
+from specrig.runtime.types import SCALE
 
 
 def packed(tensors: Mapping[str, Tensor], *, eight_bits: bool) -> dict[str, Tensor]:

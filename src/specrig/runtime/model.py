@@ -21,6 +21,7 @@ from specrig.runtime.attention import FULL, layer_patterns
 from specrig.runtime.cache import KeyValueCache, LayerShape
 from specrig.runtime.device import Positions, Stopwatch, in_each, now, on_device, on_host, padded
 from specrig.runtime.replay import Replay, Run, Unrecorded
+from specrig.runtime.rotary import HeldTables, check_side
 from specrig.runtime.tree_mask import ancestors, ancestors_on_device, pad_mask
 from specrig.runtime.types import DecodingError, Parents
 
@@ -88,6 +89,10 @@ class CachedModel(ABC):
     """Whether its passes can be recorded: nothing in them may run on the host or depend on it."""
     consecutive: ClassVar[bool] = False
     """Whether a pass's tokens stand one after another, whatever they see of each other."""
+    rows: int
+    """Tokens that the model's embedding and LM head hold, padding included."""
+    vocab_size: int
+    """V, the tokens that `forward` gives logits for: the target's, for its draft too (`models.weights`)."""
     choices: Tensor | None = None
     """The highest token of each of the last pass's logits, `[B, n]` int64, of equals the first; None: the pass named none."""
 
@@ -98,7 +103,7 @@ class CachedModel(ABC):
         text = config.get_text_config(decoder=True)
         self.config = text
         self.device, self.dtype = device, dtype
-        self.vocab_size: int = text.vocab_size
+        self.rows = self.vocab_size = int(text.vocab_size)
         self.hidden_size: int = text.hidden_size
         self.layers: int = text.num_hidden_layers
         self.max_positions: int = getattr(text, "max_position_embeddings", None) or 1 << 20
@@ -113,6 +118,7 @@ class CachedModel(ABC):
         self.aux_layers: tuple[int, ...] = ()  # the layers whose hidden states a pass collects
         self.aux_hidden_states: Tensor | None = None
         self._caches: dict[int, KeyValueCache] = {}
+        self.tables: HeldTables | None = None  # of a model whose rotary tables depend on the length
         self._table_slots = 0  # the slots that tables of positions have been made for
         self._ancestry: dict[tuple[int, ...], Tensor] = {}
 
@@ -142,6 +148,22 @@ class CachedModel(ABC):
         self.cache = KeyValueCache([], 1, 0, dtype=self.dtype, device=self.device)
         self.aux_hidden_states = None
         self.watch.clear()
+
+    def choose_tables(self, lengths: Sequence[int], new: int) -> None:
+        """Take the rotary tables for prompts of these lengths and `new` more tokens each, where they depend on the length.
+
+        Raises DecodingError where the texts do not all stay with one table (`runtime.rotary`).
+        """
+        if self.tables is not None:
+            check_side(self.tables.at, list(lengths), new)
+            self._take_tables(self.tables, max(lengths))
+
+    def _take_tables(self, tables: HeldTables, length: int) -> None:
+        if tables.choose(length):
+            self._table_slots, slots = 0, self._table_slots
+            self.grow_tables(slots)
+            if self.replay is not None:
+                self.replay.clear()
 
     def grow_tables(self, slots: int) -> None:
         """Make tables of positions for a cache of `slots` slots, where they are shorter."""
@@ -184,6 +206,10 @@ class CachedModel(ABC):
         Raises DecodingError where the tokens do not fit the cache.
         """
         n, self.choices = tokens.shape[1], None
+        if self.rows < self.vocab_size:
+            # The target writes tokens that this draft has no embedding of; its last one stands in. Any would do: what a
+            # draft reads decides how much of what it proposes is accepted, and never what the target emits.
+            tokens = tokens.clamp(max=self.rows - 1)
         self._prepare(tokens, parents, features, last)
         if self.replay is not None and n <= (MAX_RECORDED if last is None else MAX_ALL_LOGITS):
             run, inputs = self._recorded(self.replay, tokens, self._own(n, parents), features)
@@ -196,10 +222,8 @@ class CachedModel(ABC):
         else:
             mark = self.watch.start()
             logits, hidden = self._pass(tokens, parents, features, last)
-        if logits.shape[-1] != self.vocab_size:
-            logits = logits[..., : self.vocab_size]
         self.watch.stop(n, mark)
-        return logits, hidden
+        return of_vocabulary(logits, self.vocab_size), hidden
 
     def _prepare(  # noqa: B027
         self, tokens: Tensor, parents: Parents | None, features: Tensor | None, last: Positions | None
@@ -229,6 +253,8 @@ class CachedModel(ABC):
         not count this.
         """
         self.start_like(other)
+        if self.tables is not None:  # a draft's text may cross: its drafts get worse, the target's output does not
+            self._take_tables(self.tables, max(map(len, rows)))
         self.catch_up(rows, done, hold_last=True)
         self.watch.clear()
 
@@ -391,6 +417,14 @@ class CachedModel(ABC):
         logits, hidden = self._run(tokens, step, rest[-1] if has_features else None, None)
         aux = self.aux_hidden_states if self.aux_layers else None
         return (logits, hidden) if aux is None else (logits, hidden, aux)
+
+
+def of_vocabulary(logits: Tensor, V: int) -> Tensor:
+    """Logits `[..., rows]` as logits of the first V tokens, `[..., V]`: minus infinity for those that have no row."""
+    rows = logits.shape[-1]
+    if rows < V:
+        return F.pad(logits, (0, V - rows), value=-torch.inf)
+    return logits if rows == V else logits[..., :V]
 
 
 def _uniform(config: Any) -> LayerShape:

@@ -59,6 +59,8 @@ def follow(thin: CachedModel, whole: CachedModel, lengths: Sequence[int]) -> Non
         thin.grow_tables(whole.cache.slots)
         if thin.replay is not None:
             thin.replay.clear()
+    if isinstance(thin, LlamaModel) and isinstance(whole, LlamaModel):
+        thin.cos, thin.sin = whole.cos, whole.sin  # they may be of texts of another length now
     thin.cache = whole.cache.scratch(lengths)
 
 

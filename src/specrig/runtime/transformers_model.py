@@ -18,6 +18,7 @@ from specrig.runtime.device import Positions, constant, in_each, spans
 from specrig.runtime.linear import Float32Linear
 from specrig.runtime.llama_model import LlamaModel
 from specrig.runtime.model import CachedModel, Step
+from specrig.runtime.rotary import HeldTables, rotary_modules, switch_of
 from specrig.runtime.types import DecodingError
 
 
@@ -144,7 +145,10 @@ def cached_model(
     """
     model = model.eval()
     device = torch.device(device)
+    switch = switch_of(model.config.get_text_config(decoder=True).to_dict())
     reference = agreement.reference_pass(model, device)
+    beyond = None if switch is None else agreement.reference_pass(model, device, first=switch)
+    tables = None if switch is None else HeldTables(rotary_modules(model), switch)
     wrapped: CachedModel
     split = any(shape.device is not None for shape in reference.layout)
     if direct and not split and LlamaModel.serves(model.config):
@@ -152,7 +156,14 @@ def cached_model(
         choose_kernels(wrapped)
     else:
         wrapped = TransformersModel(model, device=device, dtype=model.dtype, layout=reference.layout)
+    if tables is not None:
+        wrapped.tables = tables
+        wrapped.choose_tables([max(map(len, reference.rows))], 0)
     agreement.check(wrapped, reference)
+    if tables is not None and beyond is not None:  # also on the other side of the switch
+        wrapped.choose_tables([tables.at + 1], 0)
+        agreement.check(wrapped, beyond)
+        wrapped.choose_tables([1], 0)
     drafted = (getattr(wrapped.config, "specrig", None) or {}).get("drafted")
     if drafts and drafted is not None and isinstance(wrapped, LlamaModel):
         wrapped.limit_vocabulary(torch.tensor(drafted, device=device))

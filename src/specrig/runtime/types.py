@@ -18,6 +18,8 @@ the context.
 """
 
 
+SCALE = "_scale"
+"""In a file of weights of 8 bits (`runtime.eight_bits`), behind the name of a matrix: its rows' scales."""
 Passes: TypeAlias = dict[int, tuple[int, float]]
 """Bare forward passes: width in tokens a row -> (calls, seconds)."""
 

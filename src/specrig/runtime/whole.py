@@ -2,8 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from specrig.runtime.types import SCALE
+
+
+def named_ends(config: Mapping[str, Any]) -> tuple[int, ...] | None:
+    """The ids that end a text as a config.json or generation_config.json names them; None: it names none.
+
+    Raises ValueError for what are no ids.
+    """
+    ends = config.get("eos_token_id")
+    if ends is None:
+        return None
+    listed = tuple(ends) if isinstance(ends, list) else (ends,)
+    if not all(type(end) is int for end in listed):
+        raise ValueError(f"eos_token_id is {str(ends)[:80]}, no ids of tokens; correct it")
+    return tuple(end for end in listed if end >= 0)
 
 
 def load_whole(source: str, **options: Any) -> Any:
@@ -11,11 +28,12 @@ def load_whole(source: str, **options: Any) -> Any:
     Raises ValueError where tensors are missing, and what transformers raises.
     """
     from safetensors.torch import load_file
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, GenerationConfig
 
     from specrig.runtime.eight_bits import restored
 
-    options["output_loading_info"] = True
+    # Decoding reads none of the model's own settings, and transformers refuses some that others have written.
+    options |= {"output_loading_info": True, "generation_config": GenerationConfig()}
     if is_rounded(folder := Path(source)):
         config, tensors = AutoConfig.from_pretrained(source), restored(load_file(folder / "model.safetensors"))
         kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
@@ -30,8 +48,6 @@ def load_whole(source: str, **options: Any) -> Any:
 def is_rounded(folder: Path) -> bool:
     """Whether the folder has a model.safetensors with matrices of 8 bits, which no other program knows."""
     from safetensors import safe_open
-
-    from specrig.runtime.eight_bits import SCALE
 
     weights = folder / "model.safetensors"
     if not weights.is_file():

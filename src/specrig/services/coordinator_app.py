@@ -295,6 +295,6 @@ def _check_vocabulary(target: dict[str, Any], draft: dict[str, Any]) -> None:
     if target["vocabulary_size"] != draft["vocabulary_size"]:
         sizes = target["vocabulary_size"], draft["vocabulary_size"]
         raise ServingError(
-            f"the target service works with {sizes[0]} tokens, the draft service with {sizes[1]} (their embeddings are "
-            f"padded differently): start both with --vocabulary {min(sizes)}"
+            f"the target service works with {sizes[0]} tokens, the draft service with {sizes[1]}: start the draft service "
+            f"with --vocab-size {sizes[0]}"
         )

@@ -40,6 +40,7 @@ class Serving:
     queue: int
     threads: int | None
     vocabulary: int | None
+    """Tokens of the target that a draft is served for; None: those of its own tokenizer."""
     random_weights: bool
 
 
@@ -72,12 +73,10 @@ def _loaded(kind: str, serving: Serving) -> tuple[Worker, dict[str, Any]]:
         dtype=serving.dtype,
         random_weights=serving.random_weights,
     )
-    weights = weights_of(pair)
+    weights = weights_of(pair, drafts=kind == DraftWorker.name)
     weights.dtype()  # an unknown precision is refused before weights are read
     model = weights.cached("target", serving.device)
     if serving.vocabulary is not None:
-        if serving.vocabulary > model.vocab_size:
-            raise ServingError(f"--vocabulary {serving.vocabulary}: {serving.model} has {model.vocab_size} tokens")
         model.vocab_size = serving.vocabulary
     own = not (serving.random_weights or gate.targets_tokenizer(serving.model))
     known = vocabulary_digest(gate.vocabulary(serving.model, serving.revision)) if own else None
@@ -88,7 +87,10 @@ def _loaded(kind: str, serving: Serving) -> tuple[Worker, dict[str, Any]]:
         "vocabulary": known,
         "eos": sorted(weights.eos),
     }
-    context = min(serving.context, model.max_positions)
+    # Texts of many lengths share the cache, so all of them stay with the first of a model's rotary tables.
+    context = min(
+        serving.context, model.max_positions, model.max_positions if model.tables is None else model.tables.at
+    )
     return WORKERS[kind](model, serving.sessions or serving.batch, context), about
 
 

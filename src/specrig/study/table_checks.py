@@ -17,8 +17,8 @@ from specrig.corpus.example import PROMPT_FILES
 from specrig.engines import registry as engines
 from specrig.heads import of_draft, trained
 from specrig.heads.layouts import head_fault
-from specrig.models import facts, gguf
-from specrig.models.gate import check_decoder, check_vocabulary
+from specrig.models import facts, gguf, weight_files
+from specrig.models.gate import check_decoder, check_model, check_vocabulary
 from specrig.models.pair import ModelError
 from specrig.provenance.trained_for import check_trained_for
 from specrig.study.problems import Problems, nearest
@@ -113,8 +113,11 @@ def check_pairs(study: Study, problems: Problems, *, from_table: bool = True) ->
                 report(name, column, f"no shape of {model} is shipped", fix)
             folder = Path(model).expanduser()
             if row.trained_in(column) is None and local and not (folder / "config.json").is_file():
-                reason = f"{model} holds no config.json" if folder.is_dir() else f"no model folder {model}"
-                report(name, column, reason, f"give a folder in Hugging Face format, a hub id (owner/name){trained}")
+                fix = f"give a folder in Hugging Face format, a hub id (owner/name){trained}"
+                if folder.is_dir():
+                    report(name, column, f"{model} {weight_files.instead_of_model(folder)}", fix)
+                else:
+                    report(name, column, f"no model folder {model}", fix)
         for head in sorted(row.head_folders.keys() & set(study.grid.parts(name))):
             source = row.head_folders[head]
             if row.trained_in(head) is not None or row.weights == "random":
@@ -153,8 +156,11 @@ def _folders_fault(study: Study, name: str) -> str | None:
     target = _target_at_hand(study, name)
     parts = [part for part in files.sources if part != "target" and row.trained_in(part) is None]
     try:
-        for folder in local.values():
-            check_decoder(folder)
+        for column, folder in local.items():
+            if row.weights == "random":
+                check_decoder(folder)
+            elif row.trained_in(column) is None:
+                check_model(folder, drafts=column == "draft")
         if len(local) == 2 and row.weights != "random":
             check_vocabulary(local["target"], local["draft"])
         if target is not None and row.trained_in("target") is None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from specrig.errors import first_line
 from specrig.models import gate, hub
 from specrig.models.pair import ModelError, PairFiles
+from specrig.runtime.rotary import crossing
 from specrig.tasks.prompts import Prompt
 from specrig.tasks.sources import PromptError
 
@@ -31,6 +32,7 @@ def check_lengths(prompts: Sequence[Prompt], task: str, pair: PairFiles, new_tok
     context = gate.context(pair)
     if context is None:
         return
+    switch = gate.rotary_switch(pair)
     if not pair.random_weights:
         try:
             hub.fetch(pair.target, "tokenizer.json", pair.target_revision)
@@ -43,3 +45,5 @@ def check_lengths(prompts: Sequence[Prompt], task: str, pair: PairFiles, new_tok
                 f"prompt {prompt.id!r} of task {task!r} has {length} tokens and {new_tokens} are to follow, "
                 f"the context of {pair.target} holds {context}: shorten it, leave it out, or lower max_new_tokens"
             )
+        if (reason := crossing(switch, length, new_tokens)) is not None:
+            raise PromptError(f"prompt {prompt.id!r} of task {task!r}: {reason}")

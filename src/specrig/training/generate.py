@@ -76,6 +76,7 @@ class Writer:
         seeds: of each script's own random stream, so that its text does not depend on its neighbours, but for rounding.
         together: texts side by side. longest: most tokens of a text. The same call writes the same texts again.
         """
+        self.target.choose_tables([1], longest - 1)
         self.target.start(together, longest + 1)
         cache, rows = self.target.cache, list[_Row[Result]]()
         waiting = enumerate(zip(scripts, seeds, strict=False))

@@ -37,7 +37,6 @@ class Pard(Drafter):
         super().__init__(options, resources)
         self.model = pard.load(resources.head("pard"), resources.target)
         self.mask: int = self.model.config.pard_token
-        self.vocabulary = pard.drafted_ids(self.model, resources.target)
 
     def begin(self, context: Context, hidden: Tensor, aux_hidden_states: Tensor | None = None) -> None:
         """Prefill the draft model with the prompts."""
@@ -58,7 +57,7 @@ class Pard(Drafter):
         logits, _ = model.forward(read, last=[range(start, start + k) for start in starts])
         model.keep([range(len(row)) for row in new])
         tokens, probs = context.sampler.candidates(logits, 1, context.depths)
-        draft = Draft(tokens[..., 0], probs=probs, vocabulary=self.vocabulary)
+        draft = Draft(tokens[..., 0], probs=probs)
         return draft if self.size is None else self.size.shorten(draft, logits, context.depths)
 
     def observe(self, verdict: Verdict) -> None:

@@ -28,7 +28,7 @@ class DraftProcess:
     def __init__(
         self, pair: PairFiles, rows: int, context: int, vocabulary: int, device: str, threads: int | None
     ) -> None:
-        """rows: texts side by side. context: most tokens of one. vocabulary: how many tokens target and draft share."""
+        """rows: texts side by side. context: most tokens of one. vocabulary: how many tokens the target has."""
         if pair.draft is None:
             raise EngineError(f"pair {pair.name}: it names no draft to serve; fill the column in pairs.tsv")
         self.rows, self.context = max(rows, BATCH), -(-context // CONTEXT_STEP) * CONTEXT_STEP

@@ -30,7 +30,7 @@ from specrig.heads.markov import biased
 from specrig.heads.measured import rates
 from specrig.heads.medusa.depth_heads import DepthHeads
 from specrig.runtime.linear import Linear
-from specrig.runtime.model import CachedModel
+from specrig.runtime.model import CachedModel, of_vocabulary
 
 
 class MedusaConfig(PreTrainedConfig):
@@ -105,7 +105,7 @@ class MedusaHeads(DepthHeads):
         cannot draft.
         """
         if self.vocabulary is None:
-            return logits
+            return of_vocabulary(logits, self.target.vocab_size)
         every = logits.new_full((*logits.shape[:-1], self.target.vocab_size), -torch.inf)
         return every.index_copy_(-1, self.vocabulary, logits)
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from specrig.heads.checkpoint import reading, write
@@ -74,11 +73,5 @@ def load(folder: Path, target: CachedModel) -> CachedModel:
         )
     model = cached_model(made.to(target.device), device=target.device, drafts=True)
     model.config.pard_token = mask
-    # The tokenizers agree, but one embedding may have more padding. Padding is never drawn.
-    model.vocab_size = min(model.vocab_size, target.vocab_size)
+    model.vocab_size = target.vocab_size  # the tokenizers agree, the embeddings may have more or fewer rows
     return model
-
-
-def drafted_ids(model: CachedModel, target: CachedModel) -> Tensor | None:
-    """The target's ids of the draft's tokens `[Vd]`; None: they are all of the target's."""
-    return None if model.vocab_size == target.vocab_size else torch.arange(model.vocab_size, device=model.device)

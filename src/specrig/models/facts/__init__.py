@@ -14,6 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from specrig.models.weight_files import noted_quantization
+
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes a parameter, by dtype."""
 RMS_NORM = {"llama", "mistral", "mixtral", "qwen2", "qwen3"}
@@ -134,7 +136,12 @@ def no_decoder(model: str, config: dict[str, Any]) -> str | None:
             f"{model}: {kind} ({', '.join(architectures)}) reads more than text; SpecRig takes text alone: choose its "
             "text-only sister (…ForCausalLM)"
         )
-    if kind in ENCODERS or (architectures and not causal):
+    if architectures and not causal and kind not in ENCODERS:
+        return (
+            f"{model}: {kind} ({', '.join(architectures)}) has no LM head, so it gives no next token and can neither draft "
+            "nor verify; choose a decoder-only language model (…ForCausalLM)"
+        )
+    if kind in ENCODERS:
         return (
             f"{model}: {kind} ({', '.join(architectures) or 'no architecture named'}) is an encoder, it cannot "
             "generate text token by token, so it can neither draft nor verify; choose a decoder-only model "
@@ -170,7 +177,7 @@ def config_at_hand(model: str) -> dict[str, Any] | None:
         config = json.loads((Path(model).expanduser() / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return None
-    return config if isinstance(config, dict) else None
+    return noted_quantization(Path(model).expanduser()) | config if isinstance(config, dict) else None
 
 
 def shape_of(config: dict[str, Any] | None) -> Shape | None:
