@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -56,21 +56,28 @@ def options(
     """Which speculative-decoding method makes my pair faster on my tasks, by how much, and how surely?"""
 
 
-app.command(context_settings={"ignore_unknown_options": True})(run.run)
-for verb in (
+TYPED: tuple[Callable[..., None], ...] = (
     *(plan.plan, decode.decode, plan.methods, doctor.doctor, plan.advise, measure.tune),
     *(share.compare, share.publish, share.verify, plan.pin),
-):
-    app.command()(verb)
-app.add_typer(serve.serve, name="serve")
-for verb in (plan.schema, measure.remeasure):
-    app.command(hidden=True)(verb)
-stage = typer.Typer(no_args_is_help=True, help="Run one stage of the workflow by hand, as its rules do (docs/cli.md).")
-for verb in (
+)
+"""What people type, in the order of the help."""
+RARE: tuple[Callable[..., None], ...] = (plan.schema, measure.remeasure)
+"""Not in the help."""
+STAGES: tuple[Callable[..., None], ...] = (
     *(train.prompts, train.convert, train.corpus, train.train, train.write_text, train.train_jointly),
     *(measure.answers, measure.measure, measure.traffic, measure.audit, measure.audit_exact),
     *(report.tables, report.quality, report.figures, report.track, report.report, report.paper),
-):
+)
+"""What the workflow's rules run."""
+
+app.command(context_settings={"ignore_unknown_options": True})(run.run)
+for verb in TYPED:
+    app.command()(verb)
+app.add_typer(serve.serve, name="serve")
+for verb in RARE:
+    app.command(hidden=True)(verb)
+stage = typer.Typer(no_args_is_help=True, help="Run one stage of the workflow by hand, as its rules do (docs/cli.md).")
+for verb in STAGES:
     stage.command()(verb)
 app.add_typer(stage, name="stage", hidden=True)
 for group, prefix in ((app, ""), (serve.serve, "serve "), (stage, "stage ")):
