@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -142,19 +143,18 @@ def draw_figure(manifests: dict[str, Manifest], path: Path) -> Path:
     return path
 
 
-def _speedup(row: dict[str, object]) -> PublishedSpeedup:
+def _speedup(row: dict[str, Any]) -> PublishedSpeedup:
     """A row of `speedup_summary` with its signs."""
-    value, low, high = (float(str(row[f"{CROSS_FITTED}{end}"])) for end in ("", "_low", "_high"))
-    lossless, disturbed = bool(row["lossless"]), bool(row["_disturbed"])
-    label = method_name(str(row["method"]), variant=str(row["variant"]), lossless=lossless, disturbed=disturbed)
+    low, high = row[f"{CROSS_FITTED}_low"], row[f"{CROSS_FITTED}_high"]
+    label = method_name(row["method"], variant=row["variant"], lossless=row["lossless"], disturbed=row["_disturbed"])
     ks = ", ".join(dict.fromkeys(str(row[f"{CROSS_FITTED}_ks"] or row["k"]).split(", ")))
     return PublishedSpeedup(
-        method=str(row["method"]),
+        method=row["method"],
         label=f"{label}, k = {ks}" if ks != "0" else label,
-        speedup=value,
+        speedup=float(row[CROSS_FITTED]),
         low=low if np.isfinite(low) else None,
         high=high if np.isfinite(high) else None,
-        tasks=int(str(row["tasks"])),
+        tasks=int(row["tasks"]),
         fair=bool(row["_fair"]),
     )
 
