@@ -118,7 +118,8 @@ def draw_figure(manifests: dict[str, Manifest], path: Path) -> Path:
         figure, axes = make_panels(
             SCREEN, len(heights), columns, width=width, height=height, sharex=True, height_ratios=heights
         )
-        for ax, (name, manifest, pair) in zip(unused_hidden(axes, len(panels)), panels, strict=True):
+        used = unused_hidden(axes, len(panels))
+        for ax, (name, manifest, pair) in zip(used, panels, strict=True):
             labels = [speedup.label for speedup in pair.speedups]
             values = np.array([speedup.speedup for speedup in pair.speedups])
             ends = np.array([[each.low or each.speedup, each.high or each.speedup] for each in pair.speedups])
@@ -131,9 +132,15 @@ def draw_figure(manifests: dict[str, Manifest], path: Path) -> Path:
             ax.xaxis.set_major_formatter(TIMES)
             ax.grid(axis="y", visible=False)
             ax.tick_params(left=False, bottom=False, labelbottom=True)
-            ax.set(ylabel="", xlim=(0, None))
+            ax.set_ylabel("")
             ax.set_title(f"{pair.title} in {pair.engine}\n{manifest.hardware}\n{name}", loc="left")
         figure.supxlabel("speedup over plain decoding, geometric mean over tasks; pale: lossy, failed or disturbed")
+        axes[0][0].set_xlim(left=0)  # last: panels share the axis, and a limit ends its growing
+        # The layout's last digits differ from process to process, and names in the file are digests of them.
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")
+        for ax in used:
+            ax.set_position(tuple(np.round(ax.get_position().bounds, 6)))
         metadata = {"Date": None, "Title": "Speedup by method", "Creator": "SpecRig"}
         figure.savefig(path, format="svg", facecolor="white", metadata=metadata)
         plt.close(figure)
