@@ -388,8 +388,8 @@ def test_a_trace_that_slips_through_stops_the_publication(tmp_path: Path) -> Non
 
 def test_a_damaged_file_that_would_be_published_is_named(workplace: Path) -> None:
     study = finished(workplace)
-    (study.root / "records/native/embedded/draft_model/private-k2-t0-b1.jsonl").write_bytes(b"{}\n[\n")
-    with pytest.raises((PublicationError, RecordError), match=r"private-k2-t0-b1.jsonl:[12]: not a record"):
+    (study.root / "records/native/embedded/draft_model/private-k2-t0-b1.jsonl").write_bytes(b"[\n")
+    with pytest.raises((PublicationError, RecordError), match=r"private-k2-t0-b1.jsonl:1: not a record"):
         archive.pack(read_study(study.root), [], workplace / "packed", [])
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -117,7 +118,8 @@ def draw_figure(manifests: dict[str, Manifest], path: Path) -> Path:
         figure, axes = make_panels(
             SCREEN, len(heights), columns, width=width, height=height, sharex=True, height_ratios=heights
         )
-        for ax, (name, manifest, pair) in zip(unused_hidden(axes, len(panels)), panels, strict=True):
+        used = unused_hidden(axes, len(panels))
+        for ax, (name, manifest, pair) in zip(used, panels, strict=True):
             labels = [speedup.label for speedup in pair.speedups]
             values = np.array([speedup.speedup for speedup in pair.speedups])
             ends = np.array([[each.low or each.speedup, each.high or each.speedup] for each in pair.speedups])
@@ -130,9 +132,15 @@ def draw_figure(manifests: dict[str, Manifest], path: Path) -> Path:
             ax.xaxis.set_major_formatter(TIMES)
             ax.grid(axis="y", visible=False)
             ax.tick_params(left=False, bottom=False, labelbottom=True)
-            ax.set(ylabel="", xlim=(0, None))
+            ax.set_ylabel("")
             ax.set_title(f"{pair.title} in {pair.engine}\n{manifest.hardware}\n{name}", loc="left")
         figure.supxlabel("speedup over plain decoding, geometric mean over tasks; pale: lossy, failed or disturbed")
+        axes[0][0].set_xlim(left=0)  # last: panels share the axis, and a limit ends its growing
+        # The layout's last digits differ from process to process, and names in the file are digests of them.
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")
+        for ax in used:
+            ax.set_position(tuple(np.round(ax.get_position().bounds, 6)))
         metadata = {"Date": None, "Title": "Speedup by method", "Creator": "SpecRig"}
         figure.savefig(path, format="svg", facecolor="white", metadata=metadata)
         plt.close(figure)
@@ -142,19 +150,18 @@ def draw_figure(manifests: dict[str, Manifest], path: Path) -> Path:
     return path
 
 
-def _speedup(row: dict[str, object]) -> PublishedSpeedup:
+def _speedup(row: dict[str, Any]) -> PublishedSpeedup:
     """A row of `speedup_summary` with its signs."""
-    value, low, high = (float(str(row[f"{CROSS_FITTED}{end}"])) for end in ("", "_low", "_high"))
-    lossless, disturbed = bool(row["lossless"]), bool(row["_disturbed"])
-    label = method_name(str(row["method"]), variant=str(row["variant"]), lossless=lossless, disturbed=disturbed)
+    low, high = row[f"{CROSS_FITTED}_low"], row[f"{CROSS_FITTED}_high"]
+    label = method_name(row["method"], variant=row["variant"], lossless=row["lossless"], disturbed=row["_disturbed"])
     ks = ", ".join(dict.fromkeys(str(row[f"{CROSS_FITTED}_ks"] or row["k"]).split(", ")))
     return PublishedSpeedup(
-        method=str(row["method"]),
+        method=row["method"],
         label=f"{label}, k = {ks}" if ks != "0" else label,
-        speedup=value,
+        speedup=float(row[CROSS_FITTED]),
         low=low if np.isfinite(low) else None,
         high=high if np.isfinite(high) else None,
-        tasks=int(str(row["tasks"])),
+        tasks=int(row["tasks"]),
         fair=bool(row["_fair"]),
     )
 
