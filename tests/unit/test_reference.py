@@ -15,26 +15,35 @@ import pandas as pd
 import pytest
 import torch
 import yaml
+from synthetic import write_study
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, MistralConfig, MistralForCausalLM, Phi3Config, PreTrainedTokenizerFast
 
 from runs import own_study
 from specrig.audit import reference
-from specrig.audit.multiple_testing import REFERENCE, UNIFORMITY
+from specrig.audit.multiple_testing import LLAMA_CPP, REFERENCE, UNIFORMITY
 from specrig.audit.reference import BaselineCheck, Request, check_baseline
 from specrig.audit.references import Output
-from specrig.audit.run import AuditTarget, audit_records
+from specrig.audit.run import COLUMNS, AuditTarget, audit_records
+from specrig.dag.ending import ending
 from specrig.measurement.records import Record, study_records
 from specrig.measurement.runner import measure
 from specrig.models import gate
 from specrig.models.pair import PairFiles
 from specrig.models.weights import PretrainedWeights
+from specrig.planning.measured import usable_cells
+from specrig.reporting.documents.contents import contents
+from specrig.reporting.documents.html import write_report
+from specrig.reporting.tables.files import write_tables
 from specrig.results.audit_tables import baseline_warning, identity, sentence, summary_grid, verdict_grid
+from specrig.results.study_data import read_study
+from specrig.results.study_results import StudyResults
 from specrig.results.summary import audit_failures
 from specrig.runtime import agreement
 from specrig.runtime.attention import FULL
 from specrig.runtime.llama_model import LlamaModel
 from specrig.study.load import load_study
+from specrig.study.problems import Positions, Problems
 from specrig.study.study import Study
 
 LETTERS = {chr(ord("a") + index): index for index in range(26)}
@@ -303,3 +312,35 @@ def test_each_k_has_a_test_of_its_own(windowed: Path) -> None:
     again = [record.model_copy(update={"cell": record.cell.model_copy(update={"k": 4})}) for record in records]
     row = judged(study, [*records, *again]).set_index("test").loc[UNIFORMITY]
     assert row["ks"] == "3–4" and row["samples"] == 2 * len(records) and "in any of 2 samples" in row["finding"]
+
+
+def test_a_study_whose_plain_decoding_fails_names_no_winner(tmp_path: Path) -> None:
+    folder = write_study(tmp_path / "made_up", tasks=["code", "translation"])
+
+    def said() -> tuple[str, StudyResults, str, str]:
+        """The terminal's last lines, the results, the page, the paper."""
+        write_tables(folder, folder / "tables")
+        results = StudyResults(read_study(folder))
+        page = write_report(folder, tmp_path / "report.html").read_text()
+        abstract = " ".join(contents(results, "print", ()).abstract)
+        return ending(folder, Path("report.html")), results, page, abstract
+
+    (folder / "audit").mkdir()
+    row = f"native,embedded,autoregressive,,code,0.0,{LLAMA_CPP},0,1,,,{{}},a finding\n"
+    audit = folder / "audit/records.csv"
+    audit.write_text(",".join(COLUMNS) + "\n" + row.format(True))
+    last, results, _, _ = said()
+    assert last.startswith("Fastest lossless method on embedded") and len(results.advised) == 2
+    audit.write_text(",".join(COLUMNS) + "\n" + row.format(True) + row.format(False))
+    last, results, page, abstract = said()
+    warning = "Plain decoding itself failed the audit: it differs from llama.cpp on the GGUF file (native/embedded)."
+    assert last.startswith(warning) and "Fastest" not in last and last.endswith("Report: report.html")
+    assert abstract.startswith(warning) and "fastest lossless method is" not in abstract
+    assert f'<p class="warning">{warning}' in page and page.index(warning) < page.index('class="lead"')
+    assert "fastest lossless method is" not in page and results.advised.empty
+    assert not any(
+        entry.bold for grid in (results.speedup.formatted, results.headline) for line in grid.rows for entry in line
+    )
+    assert usable_cells(folder, "embedded", Problems(Positions([]))) == []
+    findings = [finding.answer for finding in results.findings]
+    assert findings == ["No lossless speculative method on embedded (native) passed the audit and has a speedup."]
