@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import gc
 import json
+import shutil
 import weakref
 from dataclasses import replace
 from pathlib import Path
@@ -52,6 +53,7 @@ LETTERS = {chr(ord("a") + index): index for index in range(26)}
 @pytest.fixture
 def windowed(workplace: Path) -> Path:
     """A study of one folder: a tiny Mistral that sees eight tokens back, and prompts longer than that."""
+    gate._json.cache_clear()  # every test's folder has this name
     torch.manual_seed(0)
     config = MistralConfig(
         vocab_size=26, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
@@ -116,9 +118,9 @@ def test_a_wrong_mask_is_identical_to_itself_and_found_all_the_same(windowed: Pa
     assert identity["passed"] and "2 of 2 outputs identical (100 %)" in identity["finding"], (
         "the method agrees with the wrong baseline"
     )
-    assert not any(row["passed"] for row in baselines)
+    assert not any(row["passed"] for row in baselines[:2])
     assert all("first-token logits differ" in row["finding"] for row in baselines[:2]), "prompts beyond the window"
-    assert "instead of" in baselines[2]["finding"] and "first-token logits within" in baselines[2]["finding"]
+    assert "first-token logits within" in baselines[2]["finding"], "one token is within the window"
     assert audit_failures(cells(), audit).tolist() == [True], (
         "all that was measured against it, whatever variant and temperature"
     )
@@ -167,7 +169,7 @@ def test_where_nothing_was_decoded_greedily_the_native_baseline_is_decoded_now(w
     windowed.write_text(yaml.safe_dump(config))
     audit = audited(load_study(windowed))
     assert audit["test"].tolist() == [REFERENCE] * 3 + ["per-position uniformity"]
-    assert not audit["passed"][:3].any() and audit["temperature"].tolist() == [0.0] * 3 + [1.0]
+    assert not audit["passed"][:2].any() and audit["temperature"].tolist() == [0.0] * 3 + [1.0]
 
 
 def test_what_cannot_be_compared_is_said_and_rejects_nothing(windowed: Path) -> None:
@@ -216,7 +218,7 @@ def test_a_tie_is_told_apart(windowed: Path) -> None:
     gap = 0.5 / float(logits[0].std(correction=0))
     assert f"by {gap:.2g} of" in checked(found, exact=False).finding and not checked(found, exact=False).passed
     logits[3, tokens[3]] = 1e-4
-    assert checked(found, exact=False).passed, "a thousandth of the spread"
+    assert checked(found, exact=False).passed, "far less than the spread"
     masked = logits[0].clone().index_fill_(0, torch.tensor([25]), float("-inf"))
     assert checked(tokens, first=masked.numpy()).passed, "rows that one side masks are not compared"
     wrong = checked(tokens, first=logits[0].mul(1.01).numpy())
@@ -233,7 +235,7 @@ def test_a_window_that_is_one_token_short_is_found(windowed: Path, monkeypatch: 
     monkeypatch.setattr(LlamaModel, "__init__", wrong)
     monkeypatch.setattr(agreement, "check", lambda *_: None)
     audit = audited(load_study(windowed)).set_index("test")
-    assert not audit["passed"][REFERENCE].any() and audit["passed"]["token identity"]
+    assert not audit["passed"][REFERENCE][:2].any() and audit["passed"]["token identity"]
 
 
 def test_the_settings_beside_a_model_change_nothing_but_its_stop_ids(
@@ -253,11 +255,12 @@ def test_the_settings_beside_a_model_change_nothing_but_its_stop_ids(
     first = audited(load_study(windowed))
     study = load_study(windowed)
     told = study_records(study.root / "records")[0].baseline.tokens
-    stop = next(token for at, token in enumerate(told) if at > 3 and token not in told[:at])
+    stop = next(token for at, token in enumerate(told) if at and token not in told[:at])
     Path("model/generation_config.json").write_text(json.dumps({**settings, "eos_token_id": [stop]}))
-    gate._json.cache_clear()
+    shutil.rmtree(study.root / "records")
     audit = audited(study)
     assert audit["passed"].all() and audit["finding"].tolist() != first["finding"].tolist()
+    shutil.rmtree(study.root / "records")
     monkeypatch.setattr(PretrainedWeights, "_eos", lambda _: frozenset())
     audit = audited(study)
     assert audit["finding"][0] == f"stop ids differ: {stop} ends an output in transformers alone"
@@ -268,6 +271,7 @@ def test_lengths_at_which_a_model_changes(tmp_path: Path) -> None:
     factors = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
     scaling = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 32, **factors}
     shape = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2, "max_position_embeddings": 512}
+    shape["num_key_value_heads"] = 4
     phi = {
         "rope_parameters": scaling,
         "original_max_position_embeddings": 32,
