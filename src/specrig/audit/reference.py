@@ -19,6 +19,7 @@ import numpy as np
 from specrig.audit.identity import Answer, first_divergence
 from specrig.audit.multiple_testing import REFERENCE
 from specrig.audit.references import (
+    TABLES,
     LlamaCppReference,
     Output,
     Reference,
@@ -276,7 +277,7 @@ def check_baseline(
         ours, theirs = (" ".join(map(str, ids[at : at + 4])) or "none" for ids in (prompt, output.prompt))
         finding = f"{name}: prompt ids differ from token {at} on: {ours} instead of {theirs}"
         return BaselineCheck(record, test, False, finding)
-    limit = max(tolerance(precision), tolerance(output.precision))
+    limit = max(tolerance(precision), tolerance(output.precision), 0.0 if output.exact else TABLES)
     parts, passed = [], True
     if tokens == output.tokens:
         same = f"the same {len(tokens)} tokens after {len(prompt):,} of prompt"

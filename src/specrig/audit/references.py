@@ -30,8 +30,12 @@ EIGHT_BITS = 0.2
 """Largest difference that rounding explains where llama.cpp multiplies quantized weights, whose factors it rounds to 8
 bits: 1.7 times the largest that occurred (docs/audit_evidence.md).
 """
+TABLES = 0.005
+"""The same where it multiplies unquantized weights: it looks activations such as GELU up in tables of float16."""
 CANDIDATES = 64
 """Tokens whose log-probabilities llama.cpp gives at each position but the first, where it gives all."""
+SPARE = 16
+"""Positions of a context beyond the longest prompt with its output: llama.cpp stops one short of the end."""
 STOP_IDS = ("eos", "eot", "eom")
 """Keys of a GGUF header that name ids which end an output: `tokenizer.ggml.<key>_token_id`."""
 
@@ -207,7 +211,7 @@ class LlamaCppReference(Reference):
         self.precision = gguf.stored_type(file)
         self.threads = study.threads or torch.get_num_threads()
         self.device = resolve_device(study.device)
-        self.contexts = sorted({length for length in rotary if length < positions} | {positions})
+        self.contexts = sorted({length for length in rotary if length < positions} | {positions + SPARE})
         self._context = 0
         self._server: Any = None
         self._client: Any = None
@@ -246,6 +250,8 @@ class LlamaCppReference(Reference):
         # A slow model is silent until all is done.
         more_s = len(prompt) + settings["n_predict"]
         answer: dict[str, Any] = client.post("/completion", body | {"cache_prompt": False} | settings, more_s=more_s)
+        if answer["truncated"]:
+            raise EngineError(f"llama.cpp cut a prompt of {len(prompt)} tokens and its output at its context")
         return answer
 
     def ends(self, token: int) -> bool:
