@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from specrig.heads import shapes as of
+from specrig.heads.base import MASKS
 from specrig.heads.shapes import Fits, Shapes
 from specrig.runtime.types import DecodingError
 
@@ -39,8 +40,6 @@ EXTRAS: dict[str, Callable[[Any], Shapes]] = {
     "eagle": of.eagle_extras, "eagle3": of.eagle3_extras, "p_eagle": of.eagle3_extras, "dflash": of.dflash_extras,
 }  # fmt: skip
 """Kind -> the tensors that it may have besides."""
-P_EAGLES = "mask_hidden", "markov.embedding.weight", "markov.lm_head.weight"
-"""Tensors of a P-EAGLE head that one of EAGLE-3 lacks."""
 IGNORED = re.compile(r"^(t2d|verifier_(norm|lm_head)\.weight|(.*\.)?rotary_emb\.(inv_freq|(cos|sin)_cached))$")
 """Tensors that say nothing new: what `d2t` reaches, parts of the target, tables of rotary positions."""
 PREFIX = re.compile(
@@ -201,6 +200,8 @@ WEIGHTS = (
     "pytorch_model.bin.index.json", "medusa_lm_head.pt",
 )  # fmt: skip
 """Files that a head's tensors lie in, or that name those; the first that is there."""
+MASK_EMBEDDING = "mask_embedding.pt"
+"""Beside some DFlash heads: what the block's masks are embedded as."""
 POINTER = b"version https://git-lfs"
 
 
@@ -383,7 +384,7 @@ def describe(folder: Path, wanted: str, shapes: Shapes | None = None) -> Descrip
         layout = next(layout for layout in LAYOUTS if layout.kind == kind and layout.applies(config))
         ours = None if there is None else _named(layout, there)
         if ours is not None and wanted == "eagle3":
-            ours = {name: shape for name, shape in ours.items() if name not in P_EAGLES}
+            ours = {name: shape for name, shape in ours.items() if name not in MASKS}
         made = layout.keys(config, ours)
     except StopIteration:
         kind = str(config.get("speculators_model_type"))

@@ -184,7 +184,8 @@ def dflash(config: Any) -> Shapes:
 def dflash_extras(config: Any) -> Shapes:
     """An embedding and an LM head other than the target's, and which of its tokens that LM head's rows are."""
     D, V, Vd = config.hidden_size, config.vocab_size, drafted(config)
-    return {"embed_tokens.weight": (V, D), "lm_head.weight": (Vd, D), "d2t": (Vd,)} | further_extras(config, 0)
+    own = {"embed_tokens.weight": (V, D), "lm_head.weight": (Vd, D), "d2t": (Vd,), "mask_embedding": (D,)}
+    return own | further_extras(config, 0)
 
 
 def depth_heads(config: Any) -> Shapes:
