@@ -110,7 +110,8 @@ def _medusa(config: Config, shapes: Shapes | None) -> dict[str, Any]:
     blocks = [re.fullmatch(r"blocks\.(\d+)\.layers\.(\d+)\.weight", name) for name in shapes]
     places = [(int(match[1]), int(match[2])) for match in blocks if match]
     if places:  # authors' files hold more heads than some of their configurations say
-        found["num_heads"] = 1 + max(head for head, _ in places)
+        listed = found.get("num_heads")
+        found["num_heads"] = max(listed if isinstance(listed, int) else 0, 1 + max(head for head, _ in places))
         found["num_hidden_layers"] = 1 + max(index for _, index in places)
         widths = [shape[0] for name, shape in shapes.items() if name.endswith(".weight") and name.startswith("blocks.")]
         found.setdefault("hidden_size", widths[0])
@@ -429,13 +430,32 @@ def head_fault(wanted: str, folder: Path, target: Config) -> str | None:
     """
     kind = wanted.removeprefix("draft_")
     if kind not in SHAPES:
-        return None
+        return CHECKS[kind](folder) if kind in CHECKS else None
     text = target.get("text_config") if isinstance(target.get("text_config"), dict) else target
     try:
         reason = fault(describe(folder, kind), kind, Fits(*(_size(text or {}, *names) for names in _SIZES)))
     except DecodingError as error:
         return str(error)
     return None if reason is None else f"{folder}: {reason}"
+
+
+def pard_fault(folder: Path) -> str | None:
+    """Why the config.json of a folder is not one of a PARD draft; None: it is."""
+    try:
+        config = read_config(folder, TITLES["pard"])
+    except DecodingError as error:
+        return str(error)
+    text, mask = config.get("text_config") or config, config.get("pard_token")
+    if type(mask) is int and 0 <= mask < (_size(text, "vocab_size") or 1 << 40):
+        return None
+    return (
+        f"{folder}/config.json: `pard_token` is {mask}, not a token of the draft: an ordinary draft model drafts with "
+        "`draft_model`; `pard` needs one that was trained to draft in one pass"
+    )
+
+
+CHECKS: dict[str, Callable[[Path], str | None]] = {"pard": pard_fault}
+"""Of a kind whose folder is a model's."""
 
 
 def lacks(kind: str, keys: Collection[str]) -> str:
