@@ -312,6 +312,71 @@ def test_a_pard_draft_drafts_in_vllm_what_it_drafts_here(toy_pair: PairFiles, tm
     assert_drafts_alike(replace(toy_pair, heads={"pard": tmp_path}), "pard")
 
 
+SPECULATORS = {
+    "eagle3": {},
+    "eagle3 normed": {"norm_before_residual": True},
+    "eagle3 3.1": {"norm_before_residual": True, "fc_norm": True, "norm_output": True},
+    "p_eagle": {},
+    "dflash": {"sliding_window_non_causal": True},  # else vLLM 0.32 makes layers of full attention causal too
+}
+"""Head, and what it is -> keys of its config.json, as speculators writes it."""
+
+
+def as_speculators(head: Path, folder: Path, flags: dict[str, Any]) -> Path:
+    """A checkpoint of ours as speculators 0.9 writes it."""
+    ours, tensors = json.loads((head / "config.json").read_text()), load_file(head / "model.safetensors")
+    kind, width = head.name, ours["hidden_size"]
+    config = {
+        "speculators_model_type": kind.replace("_", ""), "speculators_version": "0.9.0", "transformer_layer_config": ours,
+        "draft_vocab_size": ours.get("draft_vocab_size", ours["vocab_size"]), "norm_before_residual": False,
+        "speculators_config": {
+            "algorithm": kind, "default_proposal_method": "greedy", "verifier": {"name_or_path": "x", "architectures": ["x"]},
+            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 3}],
+        },
+        **flags,
+    }  # fmt: skip
+    if kind == "dflash":
+        own = ours.pop("dflash_config")
+        ids = [layer + 1 for layer in own["target_layer_ids"]]
+        config |= {"aux_hidden_state_layer_ids": ids, "mask_token_id": own["mask_token_id"]}
+    else:
+        ids = ours.pop("eagle_config")["eagle_aux_hidden_state_layer_ids"]
+        config |= {"eagle_aux_hidden_state_layer_ids": ids, "mask_token_id": ours.pop("ptd_token_id", None)}
+        tensors = {name.replace("midlayer.", "layers.0."): tensor for name, tensor in tensors.items()}
+    if flags.get("fc_norm"):
+        tensors |= {f"fc_norm.{at}.weight": torch.linspace(0.5, 1.5, width) for at in range(3)}
+    folder.mkdir()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.vllm
+@needs_vllm
+@pytest.mark.parametrize("case", SPECULATORS)
+def test_a_head_of_speculators_drafts_in_vllm_what_it_drafts_here(
+    toy_pair: PairFiles, tmp_path: Path, case: str
+) -> None:
+    method = case.split()[0]
+    folder = as_speculators(Path(toy_pair.heads[method]), tmp_path / "head", SPECULATORS[case])
+    assert_drafts_alike(replace(toy_pair, heads={method: folder}), method)
+
+
+@pytest.mark.vllm
+@needs_vllm
+def test_medusa_heads_under_their_authors_names_draft_in_vllm_what_they_draft_here(
+    toy_pair: PairFiles, tmp_path: Path
+) -> None:
+    config = json.loads((toy_pair.heads["medusa"] / "config.json").read_text())
+    tensors = {
+        re.sub(r"^lm_heads\.(\d+)\.", r"\1.1.", re.sub(r"^blocks\.(\d+)\.layers\.0\.", r"\1.0.linear.", name)): tensor
+        for name, tensor in load_file(toy_pair.heads["medusa"] / "model.safetensors").items()
+    }
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(config | {"medusa_num_heads": config.pop("num_heads")}))
+    assert_drafts_alike(replace(toy_pair, heads={"medusa": tmp_path}), "medusa")
+
+
 def assert_drafts_alike(pair: PairFiles, method: str, in_vllm: PairFiles | None = None) -> None:
     """Native and vLLM emit the same number of tokens in each round. in_vllm: the pair that vLLM gets, if another."""
     emitted: dict[str, list[list[int]]] = {}

@@ -354,6 +354,10 @@ def test_dflash(kind: str, target: Any, source: Any, tmp_path: Path) -> None:
         }  # fmt: skip
     maps = {"d2t": reached - torch.arange(VD)} if cut else {}
     folder = put(tmp_path, config, w | maps)
+    if kind == "own":  # a separate file says what its masks are embedded as
+        embedding = embedding.clone()
+        embedding[7] = r(D)
+        torch.save({"mask_token_id": 7, "embedding": embedding[7].clone()}, folder / "mask_embedding.pt")
     assert head_fault("dflash", folder, CONFIG.to_dict()) is None
     head, states = part("dflash", "module").load(folder, target), Numbers(7)(len(ROW) - 1, 2 * D)
     assert head.target_layers == (2, 5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -188,6 +189,25 @@ def test_a_missing_config_names_those_that_exist(workplace: Path) -> None:
 def test_a_head_whose_folder_is_missing_is_named(workplace: Path) -> None:
     (workplace / "weights").unlink()
     with pytest.raises(StudyError, match=r"p_eagle: no folder weights/smollm2_135m/p_eagle\s+→ give a folder"):
+        load_study(Path("configs/quick.yaml"))
+
+
+def test_a_head_that_loading_would_refuse_is_named_when_the_study_is_planned(workplace: Path) -> None:
+    source = (workplace / "weights").resolve()
+    (workplace / "weights").unlink()
+    shutil.copytree(source, workplace / "weights", ignore=shutil.ignore_patterns("text"))
+    head = workplace / "weights/smollm2_135m/p_eagle"
+    config = json.loads((head / "config.json").read_text())
+    for key, value, says in (
+        ("vocab_size", 50_000, "the head is for 50000 tokens, the target has 49152"),
+        ("hidden_size", 2048, "the head is for a hidden size of 2048, the target's is 576"),
+        ("intermediate_size", 1024, r"midlayer\.mlp\.gate_proj\.weight is \[1536, 576\] instead of \[1024, 576\]"),
+    ):
+        (head / "config.json").write_text(json.dumps(config | {key: value}))
+        with pytest.raises(StudyError, match=rf"heads: p_eagle: weights/smollm2_135m/p_eagle: .*{says}"):
+            load_study(Path("configs/quick.yaml"))
+    shutil.copy(workplace / "weights/smollm2_135m/medusa/config.json", head)
+    with pytest.raises(StudyError, match="p_eagle: it holds Medusa heads, no P-EAGLE head: name it as `medusa`"):
         load_study(Path("configs/quick.yaml"))
 
 

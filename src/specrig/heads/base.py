@@ -26,6 +26,8 @@ def kept_share(depth: int) -> float:
 
 BIAS = "markov_rank", "markov.embedding.weight", "markov.lm_head.weight"
 """What a checkpoint has of a bias of the token before: the key of config.json, and the tensors."""
+MASKS = "ptd_token_id", "mask_hidden", *BIAS
+"""What a P-EAGLE head, which may serve as one of EAGLE-3, has besides."""
 LONG = 200
 """Steps from which on a training is long."""
 

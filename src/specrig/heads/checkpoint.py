@@ -17,6 +17,7 @@ from transformers import PreTrainedConfig
 
 from specrig.errors import with_type
 from specrig.heads import layouts
+from specrig.heads import shapes as of
 from specrig.heads.shapes import Fits, Shapes
 from specrig.runtime.eight_bits import restored
 from specrig.runtime.types import DecodingError
@@ -60,8 +61,8 @@ def read(folder: Path, title: str = "weights") -> dict[str, Tensor]:
 
 def read_head(folder: Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The keys of config.json and the tensors of a head of this kind, under our names (`layouts`)."""
-    if kind not in layouts.SHAPES:  # a model's folder
-        title = layouts.TITLES[kind]
+    if kind not in layouts.SHAPES:  # a model's folder, or a head of one layout
+        title = layouts.TITLES.get(kind, f"{kind} head")
         return layouts.read_config(folder, title), read(folder, title)
     found, tensors = described(folder, kind)
     return found.config, tensors
@@ -79,6 +80,9 @@ def described(folder: Path, kind: str) -> tuple[layouts.Description, dict[str, T
     if "t2d" in tensors and "d2t" not in tensors and not bool(tensors["t2d"].all()):
         reached = tensors["t2d"].nonzero().flatten()
         tensors["d2t"] = reached - torch.arange(len(reached))
+    if (file := folder / layouts.MASK_EMBEDDING).is_file():
+        stored = torch.load(file, map_location="cpu", weights_only=True)
+        tensors["mask_embedding"] = (stored["embedding"] if isinstance(stored, dict) else stored).flatten()
     found = layouts.describe(folder, kind, {name: tuple(tensor.shape) for name, tensor in tensors.items()})
     named = {found.name(name): tensor for name, tensor in tensors.items()}
     return found, {name: named[name].reshape(shape) for name, shape in (found.shapes or {}).items()}
@@ -167,6 +171,11 @@ class Checkpoint(ABC):
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         if wrong := layouts.misfit(self.kind, config, shapes, sizes_of(target)):
             raise DecodingError(wrong)
+
+
+def faults(tensors: dict[str, Tensor], shapes: Shapes) -> str:
+    """What is missing, superfluous or of another shape; empty when all is right."""
+    return of.faults({name: tuple(tensor.shape) for name, tensor in tensors.items()}, shapes)
 
 
 def untrained(shapes: Shapes, seed: int, deviation: float) -> dict[str, Tensor]:

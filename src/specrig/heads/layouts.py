@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from specrig.heads import shapes as of
+from specrig.heads.base import MASKS
 from specrig.heads.shapes import Fits, Shapes
 from specrig.runtime.types import DecodingError
 
@@ -39,8 +40,6 @@ EXTRAS: dict[str, Callable[[Any], Shapes]] = {
     "eagle": of.eagle_extras, "eagle3": of.eagle3_extras, "p_eagle": of.eagle3_extras, "dflash": of.dflash_extras,
 }  # fmt: skip
 """Kind -> the tensors that it may have besides."""
-P_EAGLES = "mask_hidden", "markov.embedding.weight", "markov.lm_head.weight"
-"""Tensors of a P-EAGLE head that one of EAGLE-3 lacks."""
 IGNORED = re.compile(r"^(t2d|verifier_(norm|lm_head)\.weight|(.*\.)?rotary_emb\.(inv_freq|(cos|sin)_cached))$")
 """Tensors that say nothing new: what `d2t` reaches, parts of the target, tables of rotary positions."""
 PREFIX = re.compile(
@@ -111,7 +110,8 @@ def _medusa(config: Config, shapes: Shapes | None) -> dict[str, Any]:
     blocks = [re.fullmatch(r"blocks\.(\d+)\.layers\.(\d+)\.weight", name) for name in shapes]
     places = [(int(match[1]), int(match[2])) for match in blocks if match]
     if places:  # authors' files hold more heads than some of their configurations say
-        found["num_heads"] = 1 + max(head for head, _ in places)
+        listed = found.get("num_heads")
+        found["num_heads"] = max(listed if isinstance(listed, int) else 0, 1 + max(head for head, _ in places))
         found["num_hidden_layers"] = 1 + max(index for _, index in places)
         widths = [shape[0] for name, shape in shapes.items() if name.endswith(".weight") and name.startswith("blocks.")]
         found.setdefault("hidden_size", widths[0])
@@ -201,6 +201,8 @@ WEIGHTS = (
     "pytorch_model.bin.index.json", "medusa_lm_head.pt",
 )  # fmt: skip
 """Files that a head's tensors lie in, or that name those; the first that is there."""
+MASK_EMBEDDING = "mask_embedding.pt"
+"""Beside some DFlash heads: what the block's masks are embedded as."""
 POINTER = b"version https://git-lfs"
 
 
@@ -383,7 +385,7 @@ def describe(folder: Path, wanted: str, shapes: Shapes | None = None) -> Descrip
         layout = next(layout for layout in LAYOUTS if layout.kind == kind and layout.applies(config))
         ours = None if there is None else _named(layout, there)
         if ours is not None and wanted == "eagle3":
-            ours = {name: shape for name, shape in ours.items() if name not in P_EAGLES}
+            ours = {name: shape for name, shape in ours.items() if name not in MASKS}
         made = layout.keys(config, ours)
     except StopIteration:
         kind = str(config.get("speculators_model_type"))
@@ -428,13 +430,32 @@ def head_fault(wanted: str, folder: Path, target: Config) -> str | None:
     """
     kind = wanted.removeprefix("draft_")
     if kind not in SHAPES:
-        return None
+        return CHECKS[kind](folder) if kind in CHECKS else None
     text = target.get("text_config") if isinstance(target.get("text_config"), dict) else target
     try:
         reason = fault(describe(folder, kind), kind, Fits(*(_size(text or {}, *names) for names in _SIZES)))
     except DecodingError as error:
         return str(error)
     return None if reason is None else f"{folder}: {reason}"
+
+
+def pard_fault(folder: Path) -> str | None:
+    """Why the config.json of a folder is not one of a PARD draft; None: it is."""
+    try:
+        config = read_config(folder, TITLES["pard"])
+    except DecodingError as error:
+        return str(error)
+    text, mask = config.get("text_config") or config, config.get("pard_token")
+    if type(mask) is int and 0 <= mask < (_size(text, "vocab_size") or 1 << 40):
+        return None
+    return (
+        f"{folder}/config.json: `pard_token` is {mask}, not a token of the draft: an ordinary draft model drafts with "
+        "`draft_model`; `pard` needs one that was trained to draft in one pass"
+    )
+
+
+CHECKS: dict[str, Callable[[Path], str | None]] = {"pard": pard_fault}
+"""Of a kind whose folder is a model's."""
 
 
 def lacks(kind: str, keys: Collection[str]) -> str:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from specrig.heads.base import NeuralHead, TrainingError
-from specrig.heads.shapes import faults
+from specrig.heads.checkpoint import faults
 from specrig.heads.teacher import Teacher
 
 
@@ -101,8 +101,7 @@ class Learner(nn.Module, ABC):
         Raises TrainingError where the checkpoint has another shape.
         """
         own = self.tensors()
-        shapes, theirs = ({name: tuple(tensor.shape) for name, tensor in each.items()} for each in (own, found))
-        if wrong := faults(theirs, shapes):
+        if wrong := faults(found, {name: tuple(tensor.shape) for name, tensor in own.items()}):
             raise TrainingError(wrong)
         for name, tensor in own.items():
             if tensor.requires_grad:  # others are the model's own

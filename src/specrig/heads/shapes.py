@@ -184,7 +184,8 @@ def dflash(config: Any) -> Shapes:
 def dflash_extras(config: Any) -> Shapes:
     """An embedding and an LM head other than the target's, and which of its tokens that LM head's rows are."""
     D, V, Vd = config.hidden_size, config.vocab_size, drafted(config)
-    return {"embed_tokens.weight": (V, D), "lm_head.weight": (Vd, D), "d2t": (Vd,)} | further_extras(config, 0)
+    own = {"embed_tokens.weight": (V, D), "lm_head.weight": (Vd, D), "d2t": (Vd,), "mask_embedding": (D,)}
+    return own | further_extras(config, 0)
 
 
 def depth_heads(config: Any) -> Shapes:
@@ -269,8 +270,8 @@ def _layer_fault(config: Any) -> str | None:
         return f"its MLP has {act} where heads have silu"
     if any(kind != "full_attention" for kind in _own_types(config)):
         return f"layers of {', '.join(sorted(set(_own_types(config))))} are not supported in heads"
-    if (missing := getattr(config, "quantization_config", None)) is not None:
-        method = missing.get("quant_method") or missing.get("quantization_method") or "a method without name"
+    if (quantization := getattr(config, "quantization_config", None)) is not None:
+        method = quantization.get("quant_method") or "a method without name"
         return f"its weights are quantized ({method}); take the head as it was before"
     return None
 

@@ -64,6 +64,8 @@ class DFlashHead(DraftHead):
         biases = [weights[f"{part}.bias"] for part in parts if f"{part}.bias" in weights]
         bias = torch.cat(biases) if biases else None
         self.context = Linear(torch.cat([weights[f"{part}.weight"] for part in parts]), bias)
+        if (masks := weights.get("mask_embedding")) is not None:
+            self.embedding = self.embedding.index_copy(0, torch.tensor([self.mask_id]).to(masks.device), masks[None])
         self.take_output(weights)
 
     @torch.inference_mode()

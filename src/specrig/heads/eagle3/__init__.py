@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from specrig.heads.base import BIAS, Foreign, Sizes
+from specrig.heads.base import MASKS, Foreign, Sizes
 from specrig.heads.eagle import UnrolledHead
 from specrig.runtime.types import DecodingError
 
@@ -22,10 +22,6 @@ def choose_aux_layers(layers: int) -> tuple[int, int, int]:
             f"an EAGLE-3 head reads the target after three different layers; a target of {layers} has too few"
         )
     return layers // 6, layers // 2, layers - max(1, layers // 6)
-
-
-MASKS = "ptd_token_id", "mask_hidden", *BIAS
-"""What a P-EAGLE head, which may serve as one of EAGLE-3, has besides."""
 
 
 def parallel_only(config: Mapping[str, Any]) -> str | None:

@@ -19,6 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from specrig.heads.checkpoint import reading, write
 from specrig.heads.layer import mask_token
+from specrig.heads.layouts import pard_fault
 from specrig.heads.measured import measured
 from specrig.runtime.model import CachedModel
 from specrig.runtime.transformers_model import cached_model
@@ -49,16 +50,11 @@ def load(folder: Path, target: CachedModel) -> CachedModel:
 
     Raises DecodingError where the folder holds none, or one that was trained for another vocabulary.
     """
-    if not (folder / "config.json").is_file():
-        raise DecodingError(f"{folder}: no PARD draft there (no config.json)")
+    if (wrong := pard_fault(folder)) is not None:
+        raise DecodingError(wrong)
     with reading(folder, "PARD draft"):
         config = AutoConfig.from_pretrained(folder)
-        mask = getattr(config, "pard_token", None)
-        if not isinstance(mask, int) or not 0 <= mask < config.get_text_config(decoder=True).vocab_size:
-            raise DecodingError(
-                f"{folder}/config.json: `pard_token` is {mask}, not a token of the draft: an ordinary draft model "
-                "drafts with `draft_model`; `pard` needs one that was trained to draft in one pass"
-            )
+        mask = config.pard_token
         trained = measured(config).get("target_vocabulary", target.config.vocab_size)
         made, loading = AutoModelForCausalLM.from_pretrained(
             folder, dtype=target.dtype, output_loading_info=True, ignore_mismatched_sizes=True
