@@ -85,7 +85,16 @@ def check_decoder(model: str, revision: str | None = None) -> None:
             f"{model} {weight_files.instead_of_model(folder)}; give a folder in Hugging Face format (config.json, "
             "*.safetensors, tokenizer.json) or a hub id"
         )
-    found = config(model, revision)
+    try:
+        found = config(model, revision)
+    except hub.FileMissingError as missing:
+        try:
+            hub.fetch(model, weight_files.ADAPTER, revision)
+        except hub.FileMissingError:
+            raise missing from None
+        raise ModelError(
+            f"{model} holds an adapter (LoRA), which runs only inside its model: {weight_files.MERGE}"
+        ) from missing
     kinds = found.get("architectures") or []
     if (
         not isinstance(found.get("model_type", ""), str)
