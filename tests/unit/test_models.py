@@ -98,6 +98,15 @@ def cut(folder: Path) -> None:
     (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:-100])
 
 
+def far_end(folder: Path) -> None:
+    config(eos_token_id=300)(folder)
+    (folder / "generation_config.json").unlink()
+
+
+def lacking(name: str) -> Callable[[Path], None]:
+    return tensors(lambda read: read.__delitem__(name))
+
+
 def no_tokenizer(folder: Path) -> None:
     (folder / "tokenizer.json").unlink()
 
@@ -134,14 +143,14 @@ KINDS: dict[str, Callable[[Path], None]] = {
     "a file that is cut short": cut,
     "no tokenizer": no_tokenizer,
     "a tokenizer with more tokens than the embedding has rows": larger_tokenizer,
-    "an end of text beyond the rows": config(eos_token_id=300),
+    "an end of text beyond the rows": far_end,
     "padding beyond the rows": config(pad_token_id=300),
     "other numbers of tokens": config(vocab_size=300),
     "another width": config(hidden_size=64),
     "other layers": config(num_hidden_layers=1),
     "tensors that nothing reads": tensors(with_bias),
-    "tensors that are missing": tensors(lambda read: read.pop("model.norm.weight") and None),
-    "no LM head": tensors(lambda read: read.pop("lm_head.weight") and None),
+    "tensors that are missing": lacking("model.norm.weight"),
+    "no LM head": lacking("lm_head.weight"),
     "a quantized model": config(quantization_config={"quant_method": "gptq", "bits": 4}),
     "a quantization of MLX": config(quantization={"group_size": 64, "bits": 4}),
     "8 bits that config.json does not name": tensors(eight_bits),
