@@ -24,6 +24,7 @@ from specrig.engines.transformers import Transformers
 from specrig.models import gate, needs
 from specrig.models.pair import ModelError, PairFiles
 from specrig.models.weights import PretrainedWeights
+from specrig.runtime.types import DecodingError
 
 PAGE = Path(__file__).parents[2] / "docs/models.md"
 SPECIAL = ("<s>", "</s>", "<pad>", "<turn>", "<end>")
@@ -112,7 +113,7 @@ def no_tokenizer(folder: Path) -> None:
 
 
 def larger_tokenizer(folder: Path) -> None:
-    tokenizer(*SPECIAL, eos="</s>").save_pretrained(folder)
+    tokenizer(*SPECIAL, eos="<end>").save_pretrained(folder)
 
 
 def autogptq(folder: Path) -> None:
@@ -229,6 +230,21 @@ def test_plan_and_decode_say_the_same(
     for text in texts:
         assert "unexpected error" not in text and "report it" not in text
         assert says(sentences()[kind], text), text
+
+
+def test_a_special_token_beyond_the_rows_that_no_text_holds_is_let_pass(model: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(model, tmp_path / "images"))
+    larger = tokenizer(*SPECIAL[:3], eos="</s>")
+    larger.save_pretrained(folder)
+    gate.check_model(str(folder))
+    with Native(PairFiles("p", str(folder)), threads=1) as engine:
+        assert engine.target.vocab_size == 258
+        with pytest.raises(DecodingError, match="holds token 258, the model's embedding has 258 rows"):
+            engine.generate(cell("autoregressive", 0), [engine.encode("a<pad>")], max_new_tokens=2, seeds=[0])
+    gate._json.cache_clear()
+    (folder / "chat_template.jinja").write_text("<pad>{{ messages[0].content }}")
+    with pytest.raises(ModelError, match="259 tokens up to id 258"):
+        gate.check_model(str(folder))
 
 
 def test_settings_that_transformers_refuses_do_no_harm(model: Path, tmp_path: Path) -> None:
@@ -371,7 +387,7 @@ def test_a_draft_that_holds_fewer_positions_is_named(
 def test_a_draft_is_served_with_its_targets_tokens(pair: tuple[Path, Path]) -> None:
     served = PretrainedWeights(PairFiles("the draft service", str(pair[1])), drafts=True)
     assert served.cached("target", "cpu").vocab_size == 261
-    with pytest.raises(ModelError, match="261 in all, its embedding has 259 rows"):
+    with pytest.raises(ModelError, match="261 tokens up to id 260 .*, its embedding has 259 rows"):
         PretrainedWeights(PairFiles("p", str(pair[1])))
 
 

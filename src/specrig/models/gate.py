@@ -145,13 +145,15 @@ def stop_ids(model: str, revision: str | None = None) -> tuple[int, ...]:
             raise ModelError(f"{model}/{name}: {error}") from error
         if ends is not None:
             return ends
-    try:
-        token = _json(model, "tokenizer_config.json", revision).get("eos_token")
-    except hub.FileMissingError:
-        return ()
-    token = token.get("content") if isinstance(token, dict) else token
-    end = vocabulary(model, revision).get(token) if isinstance(token, str) else None
-    return () if end is None else (end,)
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        try:
+            token = _json(model, name, revision).get("eos_token")
+        except hub.FileMissingError:
+            continue
+        token = token.get("content") if isinstance(token, dict) else token
+        if isinstance(token, str) and (end := vocabulary(model, revision).get(token)) is not None:
+            return (end,)
+    return ()
 
 
 def _named_ids(model: str, revision: str | None) -> Iterable[int]:
@@ -174,19 +176,36 @@ def _check_ids(model: str, revision: str | None, drafts: bool) -> None:
         raise ModelError(f"{model}/config.json: pad_token_id is {pad}, the model has {rows} tokens: set it to null")
     if drafts:
         return
-    tokens = vocabulary(model, revision)
-    if tokens and (largest := max(tokens, key=tokens.__getitem__)) and tokens[largest] >= rows:
+    tokens, ends = vocabulary(model, revision), stop_ids(model, revision)
+    unwritten = _unwritten(model, revision)
+    surplus = [token for token, number in tokens.items() if number >= rows]
+    if any(token not in unwritten or tokens[token] in ends for token in surplus):
+        largest = max(surplus, key=tokens.__getitem__)
         raise ModelError(
-            f"{model}: its tokenizer has tokens up to id {tokens[largest]} ({largest!r}), {tokens[largest] + 1} in all, its "
-            f"embedding has {rows} rows: take the tokenizer that the model was trained with, or give the model the rows "
+            f"{model}: its tokenizer has {len(tokens)} tokens up to id {tokens[largest]} ({largest!r}), its embedding has "
+            f"{rows} rows: take the tokenizer that the model was trained with, or give the model the rows "
             "(`resize_token_embeddings`)"
         )
-    for name, number in [*(("eos", end) for end in stop_ids(model, revision)), ("bos", described.get("bos_token_id"))]:
+    for name, number in [*(("eos", end) for end in ends), ("bos", described.get("bos_token_id"))]:
         if type(number) is int and number >= rows:
             raise ModelError(
                 f"{model}: its {name}_token_id is {number}, the model has {rows} tokens: correct it in config.json and "
                 "generation_config.json"
             )
+
+
+def _unwritten(model: str, revision: str | None) -> set[str]:
+    """Special tokens that stand in no chat template: no text holds them. A text-only Gemma 3 has one for images, without a
+    row.
+    """
+    try:
+        added = _json(model, "tokenizer.json", revision).get("added_tokens") or []
+        template = str(_json(model, "tokenizer_config.json", revision).get("chat_template"))
+    except hub.FileMissingError:
+        return set()
+    if Path(model).is_dir():
+        template += "".join(file.read_text(encoding="utf-8") for file in Path(model).glob("chat_template.*"))
+    return {token["content"] for token in added if token.get("special") and token["content"] not in template}
 
 
 def vocabulary(model: str, revision: str | None = None) -> dict[str, int]:
