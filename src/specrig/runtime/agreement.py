@@ -66,10 +66,8 @@ def reference_pass(model: Any, device: torch.device, first: int = 0) -> ModelRef
     """
     text = model.config.get_text_config(decoder=True)
     windows = [pattern.size for pattern in layer_patterns(text)]
-    a_token = (
-        2 * 2 * len(BRANCHES) * sum(weight.numel() for weight in model.parameters())
-    )  # of two rows with each branch
-    fill = max((size for size in windows if size <= WIDEST_WINDOW or size * a_token <= MOST_WORK), default=0)
+    passed = 2 * len(BRANCHES) * sum(weight.numel() for weight in model.parameters())  # weights a position, of all rows
+    fill = max((size for size in windows if size <= WIDEST_WINDOW or 2 * size * passed <= MOST_WORK), default=0)
     tokens = len(PARENTS) + FOLLOWING
     room = (getattr(text, "max_position_embeddings", None) or 1 << 20) - tokens
     lengths = [min(max(CONTEXT, fill + 4), room), min(max(CONTEXT, fill + 4), room) - 3]
