@@ -158,6 +158,10 @@ def stop_at(tokens: list[int], room: int, eos: Collection[int]) -> list[int]:
 def _check(target: CachedModel, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> None:
     if not prompts or any(len(prompt) == 0 for prompt in prompts):
         raise DecodingError("a prompt is empty: every prompt needs at least one token")
+    if (largest := max(map(max, prompts))) >= target.rows:
+        raise DecodingError(
+            f"a prompt holds token {largest}, the model's embedding has {target.rows} rows: take the special token out of it"
+        )
     longest = max(map(len, prompts))
     if longest + max_new_tokens > target.max_positions:
         raise DecodingError(

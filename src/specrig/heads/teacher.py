@@ -6,6 +6,7 @@ sequences, T tokens, D hidden, V vocabulary, Vd the tokens that a draft may offe
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,12 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - its usual name
-from transformers import GenerationConfig
 
 from specrig.errors import first_line
 from specrig.heads.base import TrainingError
 from specrig.runtime.linear import multiplies_bfloat16
-from specrig.runtime.whole import load_whole
+from specrig.runtime.whole import load_whole, named_ends
 
 _FINAL_NORMS = ("norm", "final_layernorm", "final_layer_norm", "ln_f")
 """What architectures call the norm before the LM head."""
@@ -178,22 +178,16 @@ def end_tokens(folder: Path) -> tuple[int, ...]:
     """The ids that end a text, by the folder's generation config, else its config. Raises TrainingError where neither
     names one.
     """
-    named = (_ends_in(folder, name) for name in ("generation_config.json", "config.json"))
-    found = next((ends for ends in named if ends is not None), None)
-    if found is None:
-        raise TrainingError(
-            f"{folder}: no eos_token_id in generation_config.json or config.json; add the ids that end a text"
-        )
-    return (found,) if isinstance(found, int) else tuple(found)
-
-
-def _ends_in(folder: Path, name: str) -> int | list[int] | None:
-    """What a configuration says of them; None: nothing, or it is not there."""
-    try:
-        ends: int | list[int] | None = GenerationConfig.from_pretrained(folder, config_file_name=name).eos_token_id
-    except OSError:
-        return None
-    return ends
+    for file in (folder / "generation_config.json", folder / "config.json"):
+        try:
+            ends = named_ends(json.loads(file.read_bytes())) if file.is_file() else None
+        except (AttributeError, ValueError, RecursionError) as error:
+            raise TrainingError(f"{file}: it cannot be read ({first_line(error)}); correct it") from error
+        if ends is not None:
+            return ends
+    raise TrainingError(
+        f"{folder}: no eos_token_id in generation_config.json or config.json; add the ids that end a text"
+    )
 
 
 def copy_tokenizer(source: Path, out: Path) -> None:

@@ -7,6 +7,7 @@ No torch here. Speculation needs a decoder-only target and draft that share one 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -19,6 +20,8 @@ from specrig.runtime.rotary import switch_of
 from specrig.runtime.whole import named_ends
 
 AGAIN = "copy or train the model again"
+MEDIA = re.compile(r"image|audio|video|vision", re.IGNORECASE)
+"""In a special token that stands for what is no text."""
 SIZES = (
     *("hidden_size", "intermediate_size", "vocab_size", "num_hidden_layers", "num_attention_heads"),
     *("num_key_value_heads", "head_dim", "max_position_embeddings", "n_positions"),
@@ -74,7 +77,16 @@ def check_decoder(model: str, revision: str | None = None) -> None:
             f"{model} {weight_files.instead_of_model(folder)}; give a folder in Hugging Face format (config.json, "
             "*.safetensors, tokenizer.json) or a hub id"
         )
-    found = config(model, revision)
+    try:
+        found = config(model, revision)
+    except hub.FileMissingError as missing:
+        try:
+            hub.fetch(model, weight_files.ADAPTER, revision)
+        except hub.FileMissingError:
+            raise missing from None
+        raise ModelError(
+            f"{model} holds an adapter (LoRA), which runs only inside its model: {weight_files.MERGE}"
+        ) from missing
     kinds = found.get("architectures") or []
     if (
         not isinstance(found.get("model_type", ""), str)
@@ -125,13 +137,15 @@ def stop_ids(model: str, revision: str | None = None) -> tuple[int, ...]:
             raise ModelError(f"{model}/{name}: {error}") from error
         if ends is not None:
             return ends
-    try:
-        token = _json(model, "tokenizer_config.json", revision).get("eos_token")
-    except hub.FileMissingError:
-        return ()
-    token = token.get("content") if isinstance(token, dict) else token
-    end = vocabulary(model, revision).get(token) if isinstance(token, str) else None
-    return () if end is None else (end,)
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        try:
+            token = _json(model, name, revision).get("eos_token")
+        except hub.FileMissingError:
+            continue
+        token = token.get("content") if isinstance(token, dict) else token
+        if isinstance(token, str) and (end := vocabulary(model, revision).get(token)) is not None:
+            return (end,)
+    return ()
 
 
 def _named_ids(model: str, revision: str | None) -> Iterable[int]:
@@ -154,14 +168,19 @@ def _check_ids(model: str, revision: str | None, drafts: bool) -> None:
         raise ModelError(f"{model}/config.json: pad_token_id is {pad}, the model has {rows} tokens: set it to null")
     if drafts:
         return
-    tokens = vocabulary(model, revision)
-    if tokens and (largest := max(tokens, key=tokens.__getitem__)) and tokens[largest] >= rows:
+    tokens, ends = vocabulary(model, revision), stop_ids(model, revision)
+    # A text-only Gemma 3 has the tokenizer of its sister that sees: a token for images without a row, which no text holds.
+    surplus = [
+        token for token, number in tokens.items() if number >= rows and (number in ends or not MEDIA.search(token))
+    ]
+    if surplus:
+        largest = max(surplus, key=tokens.__getitem__)
         raise ModelError(
-            f"{model}: its tokenizer has tokens up to id {tokens[largest]} ({largest!r}), {tokens[largest] + 1} in all, its "
-            f"embedding has {rows} rows: take the tokenizer that the model was trained with, or give the model the rows "
+            f"{model}: its tokenizer has {len(tokens)} tokens up to id {tokens[largest]} ({largest!r}), its embedding has "
+            f"{rows} rows: take the tokenizer that the model was trained with, or give the model the rows "
             "(`resize_token_embeddings`)"
         )
-    for name, number in [*(("eos", end) for end in stop_ids(model, revision)), ("bos", described.get("bos_token_id"))]:
+    for name, number in [*(("eos", end) for end in ends), ("bos", described.get("bos_token_id"))]:
         if type(number) is int and number >= rows:
             raise ModelError(
                 f"{model}: its {name}_token_id is {number}, the model has {rows} tokens: correct it in config.json and "

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from specrig.errors import first_line
 from specrig.models.pair import ModelError
 from specrig.runtime.types import SCALE
+from specrig.runtime.whole import BESIDE
 
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 """The files that transformers loads weights from, the first that is there."""
@@ -40,8 +41,6 @@ EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "embed_in.weight", "word_embe
 LM_HEADS = ("lm_head.weight", "embed_out.weight")
 LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 """In the name of a tensor of a decoder layer, with its number."""
-BESIDE = re.compile(r"vision|visual|audio|mtp|nextn|eh_proj|shared_head|rotary_emb\.inv_freq|\.attn\.(masked_)?bias$")
-"""In the name of a tensor that is no part of the language model: what transformers leaves out too."""
 WEIGHT = re.compile(r"weight|_packed$|\.W_q$")
 """In the name of a matrix that is multiplied with, plain or quantized."""
 QUANTIZED = {

@@ -31,7 +31,11 @@ TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 CONTEXT = 8
 """Tokens before the tree; more for models with a window, which the tree must lie beyond."""
 WIDEST_WINDOW = 64
-"""Windows up to here are filled; the audit compares with longer prompts (`audit.reference`)."""
+"""Windows up to here are filled, and wider ones where `MOST_WORK` allows; the audit compares with longer prompts
+(`audit.reference`).
+"""
+MOST_WORK = 3e11
+"""Operations that filling a window may take: seconds on two cores."""
 PARENTS = (-1, -1, 0, 1)
 """The tree: two siblings, each with a child."""
 BRANCHES = ((0, 2), (1, 3))
@@ -62,7 +66,8 @@ def reference_pass(model: Any, device: torch.device, first: int = 0) -> ModelRef
     """
     text = model.config.get_text_config(decoder=True)
     windows = [pattern.size for pattern in layer_patterns(text)]
-    fill = max((size for size in windows if size <= WIDEST_WINDOW), default=0)
+    passed = 2 * len(BRANCHES) * sum(weight.numel() for weight in model.parameters())  # weights a position, of all rows
+    fill = max((size for size in windows if size <= WIDEST_WINDOW or 2 * size * passed <= MOST_WORK), default=0)
     tokens = len(PARENTS) + FOLLOWING
     room = (getattr(text, "max_position_embeddings", None) or 1 << 20) - tokens
     lengths = [min(max(CONTEXT, fill + 4), room), min(max(CONTEXT, fill + 4), room) - 3]

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from specrig.runtime.types import SCALE
+
+BESIDE = re.compile(r"vision|visual|audio|mtp|nextn|eh_proj|shared_head|rotary_emb\.inv_freq|\.attn\.(masked_)?bias$")
+"""In the name of a tensor that is no part of the language model, so that leaving it out changes nothing."""
 
 
 def named_ends(config: Mapping[str, Any]) -> tuple[int, ...] | None:
@@ -25,7 +29,7 @@ def named_ends(config: Mapping[str, Any]) -> tuple[int, ...] | None:
 
 def load_whole(source: str, **options: Any) -> Any:
     """`AutoModelForCausalLM.from_pretrained(source, **options)`, of a folder whose weights have 8 bits (`eight_bits`) too.
-    Raises ValueError where tensors are missing, and what transformers raises.
+    Raises ValueError where tensors are missing or would be left out, and what transformers raises.
     """
     from safetensors.torch import load_file
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, GenerationConfig
@@ -42,6 +46,9 @@ def load_whole(source: str, **options: Any) -> Any:
         model, found = AutoModelForCausalLM.from_pretrained(source, **options)
     if lacking := sorted(found["missing_keys"]):
         raise ValueError(f"it lacks {', '.join(lacking[:3])}{' and more' if len(lacking) > 3 else ''}")
+    unread = () if "gguf_file" in options else found["unexpected_keys"]
+    if left_out := sorted(name for name in unread if not BESIDE.search(name)):
+        raise ValueError(f"nothing in it reads {', '.join(left_out[:3])}{' and more' if len(left_out) > 3 else ''}")
     return model
 
 

@@ -87,10 +87,9 @@ def _loaded(kind: str, serving: Serving) -> tuple[Worker, dict[str, Any]]:
         "vocabulary": known,
         "eos": sorted(weights.eos),
     }
-    # Texts of many lengths share the cache, so all of them stay with the first of a model's rotary tables.
-    context = min(
-        serving.context, model.max_positions, model.max_positions if model.tables is None else model.tables.at
-    )
+    context = min(serving.context, model.max_positions)
+    if model.tables is not None and kind == TargetWorker.name:
+        context = min(context, model.tables.at)  # texts of many lengths share its cache: all stay with the first table
     return WORKERS[kind](model, serving.sessions or serving.batch, context), about
 
 

@@ -153,11 +153,12 @@ def _folders_fault(study: Study, name: str) -> str | None:
         for column, model in (("target", row.target), ("draft", row.draft))
         if model is not None and (Path(model).expanduser() / "config.json").is_file()
     }
+    loaded = any(engines()[engine].loads_pairs for engine in study.engines)  # else the weights lie with the servers
     target = _target_at_hand(study, name)
     parts = [part for part in files.sources if part != "target" and row.trained_in(part) is None]
     try:
         for column, folder in local.items():
-            if row.weights == "random":
+            if row.weights == "random" or not loaded:
                 check_decoder(folder)
             elif row.trained_in(column) is None:
                 check_model(folder, drafts=column == "draft")

@@ -16,7 +16,7 @@ from specrig.heads import acceptance
 from specrig.heads.base import NeuralHead, TrainingError
 from specrig.heads.checkpoint import drafted_tokens, read_head, reading
 from specrig.heads.learner import Learner, States, Texts
-from specrig.heads.teacher import Teacher, copy_tokenizer, load_teacher, moved
+from specrig.heads.teacher import Teacher, copy_tokenizer, end_tokens, load_teacher, moved
 from specrig.runtime.types import DecodingError
 from specrig.training.optimizer import Optimizer
 from specrig.training.recipe import Optimisation, Recipe
@@ -235,6 +235,7 @@ def train_jointly(
                 ),
             }
             learn(learner, parts, lesson, run, lambda step, tokens: curve.note(step, learner.own, tokens=tokens))
+        model.model.generation_config.eos_token_id = list(end_tokens(target))  # loading leaves the settings out
         model.model.requires_grad_(False).save_pretrained(folder)
         copy_tokenizer(target, folder)
         unfinished.replace(folder / "training.jsonl")

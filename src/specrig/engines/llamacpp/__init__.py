@@ -25,7 +25,7 @@ from specrig.engines.http import counters
 from specrig.engines.http.client import Client, Completion
 from specrig.engines.http.launch import LaunchingEngine, ServerProcess, free_port
 from specrig.engines.llamacpp import serve
-from specrig.models import gate, gguf, hub, to_gguf
+from specrig.models import gate, gguf, hub, needs, to_gguf
 from specrig.models.pair import PairFiles
 from specrig.models.weights import weights_of
 from specrig.settings import Settings
@@ -87,7 +87,7 @@ class LlamaCpp(LaunchingEngine):
     @classmethod
     def refuses_model(cls, method: str, config: dict[str, Any]) -> str | None:
         """Architectures that are not written as GGUF."""
-        return to_gguf.refuses(config)
+        return needs.unreadable(config) or to_gguf.refuses(config)
 
     @classmethod
     def precision(cls, pair: PairFiles) -> str:
