@@ -11,6 +11,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -39,9 +40,12 @@ def is_gguf(model: str | None) -> bool:
 
 
 def slug(model: str, dtype: str) -> str:
-    """The name of the folder that a file is converted into, for weights of this precision."""
+    """The name of the folder that a file is converted into, for weights of this precision: of letters, digits, dots,
+    underscores and dashes, since it stands in names of jobs.
+    """
     name = Path(model).name
-    return f"{name[: -len(SUFFIX)] if name.lower().endswith(SUFFIX) else name}-{dtype}"
+    stem = name[: -len(SUFFIX)] if name.lower().endswith(SUFFIX) else name
+    return f"{re.sub(r'[^A-Za-z0-9._-]+', '-', stem)}-{dtype}"
 
 
 def located(model: str) -> Path:
@@ -73,7 +77,12 @@ def config(model: str) -> dict[str, Any]:
     Raises ModelError for everything about the file that conversion refuses, as far as the header tells it.
     """
     about = header.read(model, located(model))
-    found = config_of(about) | Vocabulary(about).special_ids()
+    try:
+        found = config_of(about) | Vocabulary(about).special_ids()
+    except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
+        raise about.refusal(
+            f"a value in its header is of a kind that it cannot be ({first_line(error)}); convert the model again"
+        ) from error
     template = about.keys.get("tokenizer.chat_template")
     return found if template is None else {**found, "chat_template": template}
 

@@ -166,9 +166,7 @@ def _phi3(keys: _Keys, config: dict[str, Any]) -> None:
 ARCHITECTURES = {
     "llama": Architecture("llama", f"{ATTENTION} {DENSE}", further=_llama),  # Mistral's files too
     "qwen2": Architecture("qwen2", f"{ATTENTION} {DENSE}", biases="attn_q attn_k attn_v"),
-    "qwen3": Architecture(
-        "qwen3", f"{ATTENTION} attn_q_norm attn_k_norm {DENSE}", constants={"attention_bias": False}
-    ),
+    "qwen3": Architecture("qwen3", f"{ATTENTION} attn_q_norm attn_k_norm {DENSE}", constants={"attention_bias": False}),
     "qwen3moe": Architecture(
         "qwen3_moe",
         f"{ATTENTION} attn_q_norm attn_k_norm ffn_norm ffn_gate_inp ffn_gate_exps ffn_up_exps ffn_down_exps",

@@ -116,9 +116,7 @@ def _read(model: str, file: Path, size: int, _time: int) -> Header:
             "FIRST-PART WHOLE.gguf` and name that file"
         )
     if (end := max((tensor.begin + tensor.size for tensor in tensors.values()), default=0)) > size:
-        raise header.refusal(
-            f"cut short: its header speaks of {end:,} bytes, the file has {size:,}; fetch it again"
-        )
+        raise header.refusal(f"cut short: its header speaks of {end:,} bytes, the file has {size:,}; fetch it again")
     if (unread := _unread_type(header)) is not None:
         raise header.refusal(
             f"its weights of type {unread} cannot be read here; take the file in another quantization (Q4_K_M, Q8_0, …)"
@@ -173,9 +171,7 @@ class _Content:
                     f"{model}: the tensor {name} is of type {kind}, which gguf does not know; take the file in another "
                     "quantization (Q4_K_M, Q8_0, …), or a newer gguf"
                 ) from error
-            tensors[name] = Tensor(
-                shape, GGMLQuantizationType(kind), data + offset, prod(shape) // elements * size
-            )
+            tensors[name] = Tensor(shape, GGMLQuantizationType(kind), data + offset, prod(shape) // elements * size)
         return keys, tensors
 
     def _numbers(self, form: str) -> tuple[Any, ...]:

@@ -206,9 +206,7 @@ class Vocabulary:
         front = [normalizers.Prepend("▁")] if prefixed else []
         made.normalizer = normalizers.Sequence([*front, normalizers.Replace(" ", "▁")])
         strip = [decoders.Strip(" ", 1, 0)] if prefixed else []
-        made.decoder = decoders.Sequence(
-            [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
-        )
+        made.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip])
         return made
 
     def _add_whole_tokens(self, made: Tokenizer) -> None:
