@@ -365,6 +365,7 @@ ODD = np.ones(4, np.float32)
         ({"keys": {"tokenizer.ggml.pre": "deepseek-coder"}}, r"ggml\.pre 'deepseek-coder' is not known here"),
         ({"keys": {"tokenizer.ggml.model": "t5"}}, r"tokenizer\.ggml\.model 't5' is not read"),
         ({"keys": {"llama.block_count": None}}, r"the header lacks llama\.block_count; convert the model again"),
+        ({"keys": {"attention.head_count_kv": None}}, r"the header lacks llama\.attention\.head_count_kv"),
         ({"keys": {"llama.embedding_length": "wide"}}, r"a value in its header is of a kind that it cannot be"),
         ({"keys": {"attention.head_count_kv": [1, 2]}}, r"llama\.attention\.head_count_kv differs from layer to layer"),
         ({"keys": {"rope.dimension_count": 4}}, r"llama\.rope\.dimension_count 4 of heads of 8 is not read"),

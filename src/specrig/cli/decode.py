@@ -86,7 +86,8 @@ def decode(
             raise typer.BadParameter("give --pair or --target, not both")
         single = of_models(_row(target, draft, head or [], dtype), requested)
     text = _prompt(prompt)
-    single = _converted(single)
+    if target is not None:
+        single = _converted(single)
     if chat is None:
         chat = target is not None and _has_template(single)
     text = _prepared(text, single, max_new_tokens, chat, system)
@@ -150,7 +151,7 @@ def _converted(single: SingleCell) -> SingleCell:
     row = single.study.rows.pairs[single.cell.pair]
     folders: dict[str, Any] = {}
     for part, file in row.gguf.items():
-        if part in single.files.sources and not Path(single.files.sources[part], "config.json").is_file():
+        if part in single.files.sources:
             with console(stderr=True).status(f"converting {Path(file).name} (once)"):
                 folders[part] = str(cached_folder(file, row.dtype))
     return replace(single, files=replace(single.files, **folders))

@@ -19,10 +19,11 @@ KEYS = {
     "block_count": "num_hidden_layers",
     "feed_forward_length": "intermediate_size",
     "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
 }
-"""Keys that every architecture has (after its name and a point) -> keys of config.json. `attention.head_count_kv`,
-`attention.key_length`, `vocab_size` and those of the rotary positions have rules of their own below."""
+"""Keys that every architecture has (after its name and a point) -> keys of config.json. `attention.key_length`,
+`vocab_size` and those of the rotary positions have rules of their own below."""
 NEUTRAL = {
     "attention.causal": True,
     "attention.clamp_kqv": 0.0,
@@ -208,7 +209,6 @@ def config_of(header: Header) -> dict[str, Any]:
     config |= {ours: keys.need(theirs) for theirs, ours in {**KEYS, **kind.keys}.items()}
     config |= kind.constants
     heads = config["num_attention_heads"]
-    config["num_key_value_heads"] = keys.get("attention.head_count_kv", heads)
     config["head_dim"] = keys.get("attention.key_length", config["hidden_size"] // heads)
     if keys.get("attention.value_length", config["head_dim"]) != config["head_dim"]:
         raise header.refusal(f"{keys.prefix}attention.value_length is not its key_length, which is not read")
