@@ -328,9 +328,9 @@ def _llama3(header: Header, theta: float, width: int) -> dict[str, Any]:
                 continue
             span = (first - last) / (low_place - high_place)
             low = last - high_place * span
-        elif between:  # one point and a bound on either side: any line through it that keeps the bounds
+        elif between:  # one point: of the lines through it one that keeps the bounds on either side
             (turn, place) = between[0]
-            low = max([each for each in divided if each < turn], default=0.0)
+            low = max([*divided, *((turn - place * each) / (1 - place) for each in kept[-1:]), 0.0])
             span = (turn - low) / place
         else:
             low = max(divided, default=0.0)
