@@ -105,7 +105,7 @@ def test_it_prints_the_text_and_what_the_colours_mean(
         (["--target", "./nowhere"], "no model folder ./nowhere"),
         (["--pair", "embedded", "--target", "x/y"], "not both"),
         (["--target", "owner/name", "--method", "draft_model"], "--draft FOLDER"),
-        (["--target", "models/small.gguf"], "a GGUF file, which a study converts first"),
+        (["--target", "models/small.gguf"], "models/small.gguf: no such file; correct the path"),
         (["--target", "owner/name", "--head", "eagle"], "not name=FOLDER"),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -46,15 +47,21 @@ Temperature = Annotated[
     float, typer.Option(callback=_temperature, help="0: greedy; 1: the model's own distribution; at most 10")
 ]
 MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", "--tokens", min=1, help="Maximum number of new tokens")]
-Chat = Annotated[bool, typer.Option("--chat", help="Apply the target's chat template: the prompt is the user's turn")]
+Chat = Annotated[
+    bool | None,
+    typer.Option(
+        help="The prompt is the user's turn in the target's chat template. Default: with --target, where it has one",
+        show_default=False,
+    ),
+]
 
 
 def decode(
     prompt: Annotated[str | None, typer.Argument(help="Text to continue. Default: standard input")] = None,
     study: Annotated[Path, typer.Option(help="Study that holds the pair")] = DEFAULT,
     pair: Annotated[str | None, typer.Option(help="Row of the table of pairs. Default: the study's first")] = None,
-    target: Annotated[str | None, typer.Option(help="Target model instead of a pair: folder or hub id")] = None,
-    draft: Annotated[str | None, typer.Option(help="Draft model of --target: folder or hub id")] = None,
+    target: Annotated[str | None, typer.Option(help="Target model instead of a pair: GGUF file, folder or hub id")] = None,
+    draft: Annotated[str | None, typer.Option(help="Draft model of --target: the same")] = None,
     head: Heads = None,
     dtype: Dtype = "float32",
     method: Method = None,
@@ -63,8 +70,8 @@ def decode(
     temperature: Temperature = 0.0,
     max_new_tokens: MaxNewTokens = 128,
     seed: Annotated[int, typer.Option(min=0, max=(1 << 63) - 1, help="Seed for temperatures above 0")] = 0,
-    chat: Chat = False,
-    system: Annotated[str | None, typer.Option(help="With --chat: the system prompt")] = None,
+    chat: Chat = None,
+    system: Annotated[str | None, typer.Option(help="With a chat template: the system prompt")] = None,
     compare: Annotated[bool, typer.Option("--compare", help="Show plain decoding beside the method")] = False,
     device: Device = None,
     as_json: Json = False,
@@ -81,14 +88,25 @@ def decode(
             raise typer.BadParameter("give --pair or --target, not both")
         single = of_models(_row(target, draft, head or [], dtype), requested)
     text = _prompt(prompt)
+    if target is not None:
+        single = _converted(single)
+    if chat is None:
+        chat = target is not None and _has_template(single)
     text = _prepared(text, single, max_new_tokens, chat, system)
     engine = _loaded(single, device)
     with engine:
         generations = _decoded(engine, single, text, max_new_tokens, seed, compare, console(quiet=as_json))
     if as_json:
-        _print_json(single, text, seed, generations)
+        _print_json(single, text, seed, chat, generations)
     else:
         _print_summary(single, generations, console())
+        if target is not None:
+            how = (
+                "as the user's turn in its chat template (--no-chat: as it is)"
+                if chat
+                else "as it is, without a template"
+            )
+            console().print(f"the target read the prompt {how}", style="dim", highlight=False)
 
 
 def _options(assignments: Sequence[str]) -> dict[str, Any]:
@@ -117,14 +135,8 @@ def _only_with_target(draft: str | None, heads: Sequence[str] | None) -> None:
 
 def _row(target: str, draft: str | None, heads: Sequence[str], dtype: Any) -> Any:
     """The row that the table of pairs would have for these models."""
-    from specrig.models.gguf import is_gguf
     from specrig.study.rows import Pair
 
-    for model in filter(None, (target, draft)):
-        if is_gguf(model):
-            raise typer.BadParameter(
-                f"{model} is a GGUF file, which a study converts first: add a row to the table of pairs and use --pair"
-            )
     for each in heads:
         if not re.fullmatch(r"[a-z0-9_]+=\S*[^\s@]", each):
             raise typer.BadParameter(f"{each!r} is not name=FOLDER (without spaces)", param_hint="--head")
@@ -132,6 +144,26 @@ def _row(target: str, draft: str | None, heads: Sequence[str], dtype: Any) -> An
     return Pair.model_validate(
         {"pair": name, "target": target, "draft": draft, "heads": " ".join(heads), "dtype": dtype}
     )
+
+
+def _converted(single: SingleCell) -> SingleCell:
+    """The cell on model folders, which are made of its GGUF files in the user's cache."""
+    from specrig.models.gguf import cached_folder
+
+    row = single.study.rows.pairs[single.cell.pair]
+    folders: dict[str, Any] = {}
+    for part, file in row.gguf.items():
+        if part in single.files.sources:
+            with console(stderr=True).status(f"converting {Path(file).name} (once)"):
+                folders[part] = str(cached_folder(file, row.dtype))
+    return replace(single, files=replace(single.files, **folders))
+
+
+def _has_template(single: SingleCell) -> bool:
+    """Whether the target has a chat template."""
+    from specrig.models.hub import tokenizer
+
+    return bool(tokenizer(single.files.target, single.files.target_revision).chat_template)
 
 
 def _prompt(argument: str | None) -> str:
@@ -155,7 +187,7 @@ def _prepared(text: str, single: SingleCell, tokens: int, chat: bool, system: st
     from specrig.tasks.lengths import check_lengths
 
     if system is not None and not chat:
-        raise typer.BadParameter("--system needs --chat")
+        raise typer.BadParameter("--system needs --chat, and a target with a chat template")
     if chat:
         turns = [{"role": "system", "content": system}] if system is not None else []
         template = require_chat_template("decode --chat", single.files)
@@ -205,7 +237,7 @@ def _compared(generations: Sequence[LiveGeneration]) -> dict[str, Any]:
     return {"speedup": ours / plain if ours and plain else None, "identical": same}
 
 
-def _print_json(single: SingleCell, text: str, seed: int, generations: Sequence[LiveGeneration]) -> None:
+def _print_json(single: SingleCell, text: str, seed: int, chat: bool, generations: Sequence[LiveGeneration]) -> None:
     cell = single.cell
     values: dict[str, Any] = {
         "pair": cell.pair,
@@ -215,6 +247,7 @@ def _print_json(single: SingleCell, text: str, seed: int, generations: Sequence[
         "temperature": cell.temperature,
         "seed": seed,
         "prompt": text,
+        "chat": chat,
         **generations[0].as_values(),
     }
     if len(generations) > 1:

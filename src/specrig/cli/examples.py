@@ -13,6 +13,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         'specrig decode "def area(width, height):" --compare',
         'specrig decode --method p_eagle --k 4 --option nodes=12 --temperature 1 "Once upon a time"',
         "specrig decode --target models/my-llama --method ngram < notes.txt",
+        'specrig decode --target model.gguf "Which months have 30 days?"',
         'specrig decode --target TARGET --draft DRAFT --chat "Which months have 30 days?"',
     ),
     "doctor": ("specrig doctor", "specrig doctor configs/standard.yaml --json"),

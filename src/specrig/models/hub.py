@@ -27,8 +27,8 @@ def _is_folder(model: str) -> bool:
         return True
     if model.count("/") > 1:
         raise ModelError(
-            f"{model}: there is no such folder. The workflow makes those in results/; by hand `specrig stage convert` makes one "
-            "from a GGUF file, `specrig stage train` one that a study trains"
+            f"{model}: there is no such folder. A run makes those in results/, of GGUF files and by training; a GGUF file "
+            "is named as it is"
         )
     return False
 

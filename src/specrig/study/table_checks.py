@@ -95,10 +95,15 @@ def check_pairs(study: Study, problems: Problems, *, from_table: bool = True) ->
 
     correct = "change the row, or leave the pair out" if from_table else "name models that fit"
     trained = ", or `trained`" if from_table else ""
+    converted: dict[str, str] = {}  # folder -> the GGUF file that is converted into it
     for name, row in study.rows.pairs.items():
         if (reason := _folders_fault(study, name)) is not None:
             report(name, "", reason, correct)
         for column, source in row.gguf.items():
+            if (other := converted.setdefault(gguf.slug(source, row.dtype), source)) != source:
+                report(
+                    name, column, f"{source} and {other} have one name", "rename one: the name is that of its folder"
+                )
             try:
                 gguf.config(source)
             except ModelError as error:
