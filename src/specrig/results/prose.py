@@ -130,7 +130,7 @@ def power_sentence(cells: pd.DataFrame) -> str:
     needed = speculative["prompts_needed"] * speculative["batch_size"]  # counted in batches
     enough = int((speculative["prompts"] >= needed).sum())
     return (
-        f"To detect a difference of {DIFFERENCE:.0%} in speedup ({POWER:.0%} power, 5 % false alarms), the median cell "
+        f"To detect a difference of {DIFFERENCE:.0%} in speedup ({POWER:.0%} power, {percent(1 - LEVEL)} false alarms), the median cell "
         f"needs {needed.median():.0f} prompts and the worst {needed.max():.0f}, given the spread over prompts measured "
         f"here. {enough} of {len(speculative)} cells have that many."
     )
