@@ -166,6 +166,7 @@ def convert(model: str, out: Path, dtype: str) -> None:
         with contextlib.redirect_stderr(io.StringIO()):  # bars, which have no switch
             whole.save_pretrained(folder)
             tokenizer.save_pretrained(folder)
+        _name_no_others(folder / "tokenizer_config.json")
         compared = against_llamacpp.compare(about, _reloaded(folder), vocabulary.stop_ids())
         if "not compared" in compared:
             print(f"{model}: {compared}", file=sys.stderr)
@@ -179,6 +180,14 @@ def convert(model: str, out: Path, dtype: str) -> None:
         (folder / "source.json").write_text(json.dumps(source, indent=1) + "\n", encoding="utf-8")
         shutil.rmtree(out, ignore_errors=True)
         folder.replace(out)
+
+
+def _name_no_others(settings: Path) -> None:
+    """Say that special tokens which the file lacks are none: classes of some architectures would add their usual ones."""
+    named = json.loads(settings.read_bytes())
+    for token in ("bos_token", "eos_token", "unk_token", "pad_token"):
+        named.setdefault(token, None)
+    settings.write_text(json.dumps(named, indent=1) + "\n", encoding="utf-8")
 
 
 def _weights(about: header.Header, settings: dict[str, Any], dtype: str) -> Any:

@@ -129,10 +129,10 @@ class Vocabulary:
                 return int(token)
         return None
 
-    def special_ids(self) -> dict[str, int]:
-        """The ids that a config.json names."""
+    def special_ids(self) -> dict[str, int | None]:
+        """The ids that a config.json names. None: there is none, whatever transformers takes for the architecture."""
         ids = {"bos": self.id_of("bos"), "eos": self.id_of("eos"), "pad": self.id_of("padding")}
-        return {f"{name}_token_id": token for name, token in ids.items() if token is not None}
+        return {f"{name}_token_id": token for name, token in ids.items()}
 
     def adds(self, name: str) -> bool:
         """Whether `bos` or `eos` is put around a text."""
