@@ -103,7 +103,7 @@ def _decides(study: Study, task: str, pair: PairFiles, prompts: Sequence[Prompt]
     and code.
     """
     row, variant, folder = study.rows.tasks[task], variant_of(task), Path(pair.target)
-    parts: list[Any] = [[(prompt.id, prompt.asks()) for prompt in prompts], answers, code_digest(__name__)]
+    parts: list[Any] = [[(prompt.id, prompt.asks()) for prompt in prompts], answers, code_digest(*CODE)]
     if row.chat:
         parts += [row.system, row.template_args, study.clock.isoformat()]
     if variant.context:
@@ -116,6 +116,8 @@ def _decides(study: Study, task: str, pair: PairFiles, prompts: Sequence[Prompt]
     return digest(parts)
 
 
+CODE = ("measurement.task_prompts", "models.chat_template", "tasks")
+"""Parts of this package that render prompts."""
 TOKENIZER = ("tokenizer*", "chat_template*", "additional_chat_templates/*", "special_tokens_map.json", "vocab*")
 """Files of a model folder that decide how prompts are rendered, and how many tokens they have."""
 

@@ -84,7 +84,7 @@ def _llamacpp(header: Header, texts: Sequence[str]) -> tuple[list[list[int]], se
             line for line in process.stderr.splitlines() if re.search(r"error|assert|failed|unknown", line, re.I)
         ]
         reason = re.sub(r"^[\d.]+ \w ", "", (problems or [f"it ended with {process.returncode}"])[0])
-        raise header.refusal(f"llama.cpp cannot load it ({first_line(reason)}); convert the model again")
+        raise header.refusal(f"llama.cpp cannot load it ({reason.strip()}); convert the model again")
     return json.loads(process.stdout.splitlines()[-1]), {int(end) for end in END.findall(process.stderr)}
 
 
