@@ -80,6 +80,8 @@ def test_a_damaged_head_is_named(
     folder = Path(shutil.copytree(heads / name, tmp_path / name))
     if not (folder / file).is_file():
         pytest.skip("it has no such file")
+    if (name, kind) == ("medusa", "empty object"):
+        pytest.skip("its authors' config.json gives no sizes: the tensors do")
     (folder / file).write_bytes(damage((folder / file).read_bytes()))
     with pytest.raises(DecodingError) as raised:
         part(name, "module").load(folder, engine.target)

@@ -36,7 +36,9 @@ ROWS = (
 def study_of(curve: str, method: str = "p_eagle") -> Study:
     """A study with a head in a folder of its own, which holds the learning curve `curve`; empty: none."""
     HEAD.mkdir(parents=True, exist_ok=True)
-    (HEAD / "config.json").write_text("{}")
+    for name in ("config.json", "model.safetensors"):
+        (HEAD / name).unlink(missing_ok=True)
+        (HEAD / name).symlink_to(Path("weights/smollm2_135m/p_eagle", name).resolve())
     (HEAD / FILE).unlink(missing_ok=True)
     if curve:
         (HEAD / FILE).write_text(curve)
@@ -75,7 +77,7 @@ def test_another_curve_is_drawn_anew_and_nothing_is_measured_again(workplace: Pa
     plain, longer = (Rules(study_of(curve), cores=2, gpus=1, shared=False) for curve in ("", HEADER + ROWS))
     assert plain.learning_curves() != longer.learning_curves()
     assert plain.study.job_settings("native", "own") == longer.study.job_settings("native", "own")
-    assert longer.model_files("own", ["p_eagle"]) == [str(HEAD / "config.json")]
+    assert longer.model_files("own", ["p_eagle"]) == [str(HEAD / "config.json"), str(HEAD / "model.safetensors")]
 
 
 def test_it_is_drawn_from_the_study_and_from_its_publication_alone(workplace: Path) -> None:
