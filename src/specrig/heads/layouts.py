@@ -219,7 +219,7 @@ class Description:
     @property
     def keys(self) -> SimpleNamespace:
         """The configuration with what a Llama or Qwen3 has where it is silent."""
-        found = {"head_dim": 128} if self.config.get("model_type") == "qwen3" else {}
+        found: dict[str, Any] = {"head_dim": 128} if self.config.get("model_type") == "qwen3" else {}
         found |= {"num_hidden_layers": 1} | self.config
         if not found.get("num_key_value_heads"):
             found["num_key_value_heads"] = found.get("num_attention_heads")

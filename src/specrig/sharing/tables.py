@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -22,12 +23,11 @@ def compare_tables(published: Path, recomputed: Path) -> tuple[list[str], list[s
     columns = [column for column in theirs if column in ours]
     alone = [column for column in [*theirs, *ours] if column not in columns]
     keys = [key for key in KEYS if key in columns]
-    rows, recomputed_rows = _by_key(theirs, keys), _by_key(ours, keys)
-    if rows is None or recomputed_rows is None:  # nothing names the rows: their places do
+    if not (_identify(theirs, keys) and _identify(ours, keys)):  # nothing names the rows: their places do
         keys = ["row"]
-        rows, recomputed_rows = (
-            {(str(number),): row for number, row in enumerate(row_dicts(frame), 1)} for frame in (theirs, ours)
-        )
+        for frame in (theirs, ours):
+            frame["row"] = [str(number) for number in range(1, len(frame) + 1)]
+    rows, recomputed_rows = _by_key(theirs, keys), _by_key(ours, keys)
     differences = [f"row {_named(keys, key)}: the records do not give it" for key in rows if key not in recomputed_rows]
     differences += [f"row {_named(keys, key)}: not published" for key in recomputed_rows if key not in rows]
     differences += [
@@ -49,11 +49,14 @@ def _read(path: Path) -> pd.DataFrame:
         raise PublicationError(f"{path}: not a table ({error}); restore the file") from error
 
 
-def _by_key(frame: pd.DataFrame, keys: list[str]) -> dict[tuple[str, ...], dict[str, str]] | None:
-    """Values of `keys` -> row; None where the keys do not identify every row."""
-    rows = row_dicts(frame)
-    rows_by_key = {tuple(row[key] for key in keys): row for row in rows}
-    return rows_by_key if keys and len(rows_by_key) == len(rows) else None
+def _identify(frame: pd.DataFrame, keys: list[str]) -> bool:
+    """Whether no two rows have the same values of `keys`."""
+    return bool(keys) and not frame.duplicated(keys).any()
+
+
+def _by_key(frame: pd.DataFrame, keys: list[str]) -> dict[tuple[str, ...], dict[str, Any]]:
+    """Values of `keys` -> row."""
+    return {tuple(str(row[key]) for key in keys): row for row in row_dicts(frame)}
 
 
 def _named(keys: list[str], key: tuple[str, ...]) -> str:

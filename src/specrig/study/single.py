@@ -97,8 +97,8 @@ def _single(study: Study, request: CellRequest, *, from_table: bool = True) -> S
         free = ", ".join(each for each, kind in methods().items() if not kind.needs and kind.uses_k)
         problems.option("--method", reason, f"name one with {flag}, or take a method that needs none: {free}")
     problems.stop()
-    if (reason := study.grid.impossible(ENGINE, name, method)) is not None:
-        problems.option("--pair" if from_table else "--target", reason, "name another model")
+    if (refusal := study.grid.impossible(ENGINE, name, method)) is not None:
+        problems.option("--pair" if from_table else "--target", refusal, "name another model")
         problems.stop()
     [(variant, options)] = entry.variants()
     cell = Cell(

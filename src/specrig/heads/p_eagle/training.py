@@ -26,6 +26,7 @@ from specrig.heads.losses import d_pace, distribution_loss, kept_anchors, probab
 from specrig.heads.markov import MarkovBias, biased
 from specrig.heads.p_eagle import PEagle
 from specrig.heads.p_eagle import module as checkpoint
+from specrig.heads.shapes import read_mask
 from specrig.heads.teacher import Teacher, autocast, moved, rows_at_once
 from specrig.heads.trained_layer import TrainedLayer
 
@@ -139,7 +140,7 @@ class PEagleLearner(AuxStatesLearner):
 
     def reading(self, config: Any) -> dict[str, tuple[Any, Any]]:
         """See `Learner`."""
-        return super().reading(config) | {"ptd_token_id": (checkpoint.read_mask(config), self.config.ptd_token_id)}
+        return super().reading(config) | {"ptd_token_id": (read_mask(config), self.config.ptd_token_id)}
 
     @torch.no_grad()
     def restore(self, found: dict[str, Tensor]) -> None:

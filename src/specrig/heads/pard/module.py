@@ -50,8 +50,8 @@ def load(folder: Path, target: CachedModel) -> CachedModel:
 
     Raises DecodingError where the folder holds none, or one that was trained for another vocabulary.
     """
-    if (wrong := pard_fault(folder)) is not None:
-        raise DecodingError(wrong)
+    if (fault := pard_fault(folder)) is not None:
+        raise DecodingError(fault)
     with reading(folder, "PARD draft"):
         config = AutoConfig.from_pretrained(folder)
         mask = config.pard_token
