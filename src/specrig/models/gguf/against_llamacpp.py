@@ -17,7 +17,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from specrig.errors import first_line
 from specrig.models.gguf.header import Header
 
 TEXTS = (
