@@ -249,7 +249,7 @@ class LlamaCppReference(Reference):
         client = self._serve(len(prompt) + settings["n_predict"])
         # A slow model is silent until all is done.
         more_s = len(prompt) + settings["n_predict"]
-        answer: dict[str, Any] = client.post("/completion", body | {"cache_prompt": False} | settings, more_s=more_s)
+        answer: dict[str, Any] = client.post("/completion", {"cache_prompt": False} | body | settings, more_s=more_s)
         if answer["truncated"]:
             raise EngineError(f"llama.cpp cut a prompt of {len(prompt)} tokens and its output at its context")
         return answer
@@ -273,8 +273,12 @@ class LlamaCppReference(Reference):
             request = {"content": text, "add_special": special, "parse_special": True}
             ids = [int(token) for token in client.post("/tokenize", request)["tokens"]]
         made = self._complete(ids, n_predict=max_new_tokens, n_probs=CANDIDATES)
-        first = self._complete(ids, n_predict=1, n_probs=self.vocabulary)
-        positions = [*first["completion_probabilities"][:1], *made["completion_probabilities"][1:]]
+        tokens = [int(token) for token in made["tokens"]]
+        positions = made.get("completion_probabilities", [])
+        if len(positions) != len(tokens):  # it gives none for a token that ends the text, nor for a part of a character
+            ends = range(len(ids), len(ids) + len(tokens))
+            positions = [self._likeliest([*ids, *tokens][:end], CANDIDATES) for end in ends]
+        positions = [self._likeliest(ids, self.vocabulary), *positions[1:]]
         scores = torch.full((len(positions), self.vocabulary), float("-inf"))
         for row, position in zip(scores, positions, strict=True):
             likeliest = position["top_logprobs"]
@@ -282,7 +286,16 @@ class LlamaCppReference(Reference):
                 row.fill_(likeliest[-1]["logprob"])
             for entry in likeliest:
                 row[entry["id"]] = entry["logprob"]
-        return Output(ids, [int(token) for token in made["tokens"]], scores, exact=False, precision=self.precision)
+        return Output(ids, tokens, scores, exact=False, precision=self.precision)
+
+    def _likeliest(self, prompt: Sequence[int], count: int) -> dict[str, Any]:
+        """The `count` likeliest tokens after a prompt, as the server lists them before it samples. A plain letter is forced
+        upon it, since it lists nothing beside a token that it does not print.
+        """
+        letter = self._serve(len(prompt) + 1).post("/tokenize", {"content": "a", "add_special": False})["tokens"][-1]
+        answer = self._complete(prompt, n_predict=1, n_probs=count, logit_bias=[[letter, 1e6]], cache_prompt=True)
+        listed: dict[str, Any] = answer["completion_probabilities"][0]
+        return listed
 
     def close(self) -> None:
         """See `Reference`."""

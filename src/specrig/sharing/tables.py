@@ -20,8 +20,8 @@ TOLERANCE = 1e-9
 def compare_tables(published: Path, recomputed: Path) -> tuple[list[str], list[str]]:
     """(what differs in rows and in columns that both have, the columns that only one has) of two CSV files."""
     theirs, ours = _read(published), _read(recomputed)
-    columns = [column for column in theirs if column in ours]
-    alone = [column for column in [*theirs, *ours] if column not in columns]
+    columns = [str(column) for column in theirs if column in ours]
+    alone = [str(column) for column in [*theirs, *ours] if column not in columns]
     keys = [key for key in KEYS if key in columns]
     if not (_identify(theirs, keys) and _identify(ours, keys)):  # nothing names the rows: their places do
         keys = ["row"]
