@@ -5,7 +5,7 @@
 
 Each flaw of tests/unit/flaws.py is planted with one method (`chosen`), and looked for as there: with 512 samples, then
 4,096, then 20,480, until the p-value is below 1e-6. It counts as seen at the default study's level. A flaw that the
-check of a model at loading refuses counts as seen too. docs/audit_evidence.md has the table.
+check of a model at loading refuses counts as seen too. docs/audit.md sums it up.
 """
 
 from __future__ import annotations

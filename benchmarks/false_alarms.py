@@ -7,7 +7,7 @@ as a method's are.
 
 The first tokens behind the toy pair's prompt are drawn one by one from the target's own written-down probabilities,
 with no loop, no draft and no verification, and go through the audit's tests. Whole studies are made of these audits and
-of tests of uniform values, and judged as a study's rows are. docs/audit_evidence.md has the tables.
+of tests of uniform values, and judged as a study's rows are. docs/audit.md has the table.
 """
 
 from __future__ import annotations

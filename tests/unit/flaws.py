@@ -1,7 +1,7 @@
 """Wrong samplers, to try the audit on: each is the real code with a line of it changed, planted where the real loop
 calls it.
 
-`python tests/unit/flaws.py` tries all of them and prints a line for each (docs/audit_evidence.md holds the table); with
+`python tests/unit/flaws.py` tries all of them and prints a line for each (docs/audit.md sums them up); with
 2/4 the second quarter, with 1/1 and names of METHODS those alone.
 """
 
@@ -265,7 +265,7 @@ FAINT = {
     ),  # the trees of two rows seldom differ in size
     ("siblings judged with one uniform", "medusa"),
 }
-"""What the audit does not see at its own number of samples (docs/audit_evidence.md)."""
+"""What the audit does not see at its own number of samples (docs/audit.md)."""
 PAIRS = [(flaw, method) for flaw in FLAWS for method in flaw.methods]
 """All of them: what this file tries when it is run."""
 
@@ -279,7 +279,7 @@ QUICKLY_SEEN = {
     "a row whose draft is shorter than its neighbours' ends with a correction": "ngram",
     "a row ends with the uniform of its neighbour's length": "lookahead",
 }
-"""Flaw -> the method with which it shows in fewest samples (docs/audit_evidence.md), where others take many more."""
+"""Flaw -> the method with which it shows in fewest samples (docs/audit.md), where others take many more."""
 
 
 def chosen() -> list[tuple[Flaw, str]]:

@@ -23,7 +23,7 @@ DIGITS = {"float32": 23, "float16": 10, "bfloat16": 7}
 """Binary digits behind the point of a precision's numbers."""
 TIE_UNITS = {"float32": 1024.0, "float16": 8.0, "bfloat16": 8.0}
 """Largest gap between two logits that counts as a tie, in units of `spacing` at the larger one
-(docs/audit_evidence.md).
+(docs/audit.md).
 """
 
 Logits = Callable[[Sequence[int]], Sequence[float] | NDArray[np.float32]]

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 EIGHT_BITS = 0.2
 """Largest difference that rounding explains where llama.cpp multiplies quantized weights, whose factors it rounds to 8
-bits: 1.7 times the largest that occurred (docs/audit_evidence.md).
+bits: 1.7 times the largest that occurred (docs/audit.md).
 """
 TABLES = 0.005
 """The same where it multiplies unquantized weights: it looks activations such as GELU up in tables of float16."""

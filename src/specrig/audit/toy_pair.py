@@ -33,7 +33,7 @@ PROMPT = (3, 2, 7, 4, 5, 1, 0, 4, 5, 6, 0, 4, 5)
 
 SEED = 15
 """Of the weights: a draw for which draft and target differ most where siblings and corrections decide
-(docs/audit_evidence.md).
+(docs/audit.md).
 """
 SHARPNESS = 1.5
 """Standard deviation of the target's logits for a given last token."""
