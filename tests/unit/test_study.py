@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from model_folders import stand_in
+from model_folders import language_model
 from pydantic import Field
 
 from specrig.corpus.trained_on import fingerprint, write_trained_on
@@ -286,7 +286,7 @@ def test_prompts_that_shipped_weights_learnt_from_are_left_out(workplace: Path) 
     Path("configs/tasks.tsv").write_text("task\tsource\nmine\tmine.jsonl\n")
     study = load_study(written(tasks=["mine"], prompts=2))
     assert [prompt.id for prompt in study.prompts_of("mine", study.root)] == ["0", "1"]
-    stand_in(Path("draft"), model_type="llama", architectures=["LlamaForCausalLM"])
+    language_model(Path("draft"), 258)
     write_trained_on(Path("draft"), [fingerprint("name a river"), fingerprint("Name an ocean.")])
     pairs = Path("configs/pairs.tsv")
     pairs.write_text("pair\ttarget\tdraft\nembedded\ttrained\tdraft\n")
