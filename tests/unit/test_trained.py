@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 import yaml
+from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
 
+from specrig.heads import initialise
 from specrig.models.pair import ModelError, PairFiles
 from specrig.planning.estimate import training
 from specrig.planning.pins import unpinned
@@ -27,15 +29,14 @@ HEADER = "pair\ttarget\tdraft\tdtype\theads\tquantization\tweights\tsimulated_ac
 MANY = [{"method": "draft_model", "k": 2}, {"method": "medusa"}, {"method": "eagle"}, {"method": "medusa_draft"}]
 
 
-def model_folder(name: str, vocabulary: int = 4, template: str = "") -> Path:
-    """A model as planning sees it: its config and its tokenizer."""
+def model_folder(name: str, vocabulary: int = 4, template: str = "", layers: int = 2) -> Path:
+    """A model as planning sees it: its config, its tokenizer, and the header of its weights."""
     folder = Path("models") / name
-    folder.mkdir(parents=True)
-    shape = {
-        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 16, "intermediate_size": 32, "vocab_size": vocabulary,
-        "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 64,
-    }  # fmt: skip
-    (folder / "config.json").write_text(json.dumps(shape))
+    shape = LlamaConfig(
+        hidden_size=16, intermediate_size=32, vocab_size=vocabulary, num_hidden_layers=layers, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=64, bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    LlamaForCausalLM(shape).save_pretrained(folder)
     (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {str(n): n for n in range(vocabulary)}}}))
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template} if template else {}))
     return folder
@@ -123,8 +124,8 @@ def test_what_cannot_be_trained_is_named_by_row(workplace: Path, rows: str, expe
 
 
 def test_a_training_goes_on_from_a_head_of_its_target_alone(workplace: Path) -> None:
-    target, head = model_folder("mine", vocabulary=1000), Path("heads/eagle")
-    (target / "model.safetensors").write_bytes(b"weights")
+    head = Path("heads/eagle")
+    model_folder("mine", vocabulary=1000)
 
     def study(methods: list[dict[str, Any]]) -> Study:
         training = {"eagle": {"initial_checkpoint": str(head)}}
@@ -185,9 +186,8 @@ def test_a_plan_says_what_training_for_a_target_takes(workplace: Path) -> None:
         small.startswith("draft of own, draft_medusa of own, eagle of own, medusa of own (") and "MB of disk" in small
     )
     flop = float(small.split("(")[1].split(" PFLOP")[0])
-    config = json.loads(Path("models/mine/config.json").read_text())
-    Path("models/mine/config.json").write_text(json.dumps(config | {"num_hidden_layers": 1000}))
-    larger = training(study_of("own\tmodels/mine\ttrained\t\ttrained\n"))
+    model_folder("deep", vocabulary=1000, layers=300)
+    larger = training(study_of("own\tmodels/deep\ttrained\t\ttrained\n"))
     assert float(larger.split("(")[1].split(" PFLOP")[0]) > 1.5 * flop, "the target that teaches is what counts"
     assert "without own, whose target's size is not known" in training(
         study_of("own\towner/model\ttrained\t\ttrained\n")
@@ -219,8 +219,8 @@ def test_a_chat_task_wants_a_template_before_anything_is_trained(workplace: Path
 def test_a_head_of_another_target_is_refused(workplace: Path) -> None:
     one, other = model_folder("one"), model_folder("other", vocabulary=5)
     head = Path("models/head")
-    head.mkdir()
-    (head / "config.json").write_text("{}")
+    shape = AutoConfig.from_pretrained(one)
+    initialise("eagle", head, shape, shape, seed=1)
     note(head, str(one))
     assert noted(str(head)) == {"target": "one", "identity": target_identity(str(one))}
     check_trained_for(PairFiles("p", str(one), heads={"eagle": head}))
