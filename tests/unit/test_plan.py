@@ -228,8 +228,8 @@ SIZED_OTHERWISE = {
         "model_type": "lfm2", "architectures": ["Lfm2ForCausalLM"], "hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 60,
         "num_attention_heads": 4, "max_position_embeddings": 64, "layer_types": ["conv", "full_attention"],
     },
-    "gemma": {
-        "model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"], "hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 60,
+    "olmo": {
+        "model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"], "hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 60,
         "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48, "max_position_embeddings": 64,
     },
 }  # fmt: skip
@@ -263,7 +263,7 @@ def test_what_the_config_says_cannot_be_rolled_back_is_refused_in_the_plan(
     assert "native/hybrid: ngram, naive_batching" in output and "layers of type conv" in output
     assert "transformers/hybrid: ngram, " in output, "assisted generation rolls back too"
     assert "naive_batching" in groups["transformers / mamba"], "plain generation does not"
-    assert "ngram" in groups["native / gemma"] and "not known" in output, "runs, but its size is not known"
+    assert "ngram" in groups["native / olmo"] and "not known" in output, "runs, but its size is not known"
 
 
 def test_a_study_of_nothing_but_state_has_nothing_to_run(workplace: Path) -> None:
@@ -333,3 +333,18 @@ def test_plan_counts_no_cell_whose_records_are_gone_or_failed(workplace: Path) -
     assert cells_measured(study) == 1
     (folder / "index.json").write_text("{")
     assert cells_measured(study) == 0
+
+
+@pytest.mark.parametrize("kind", ["gemma2", "gemma3_text", "phi3"])
+def test_sizes_are_those_that_transformers_builds(kind: str) -> None:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(
+        kind, vocab_size=60, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=8, max_position_embeddings=64, pad_token_id=0,
+    )  # fmt: skip
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    shape = facts.shape_of(config.to_dict())
+    assert shape is not None and shape.parameters == model.num_parameters()

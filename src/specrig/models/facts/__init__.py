@@ -18,7 +18,8 @@ from specrig.models.weight_files import noted_quantization
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes a parameter, by dtype."""
-RMS_NORM = {"llama", "mistral", "mixtral", "qwen2", "qwen3"}
+FOUR_NORMS = {"gemma2", "gemma3_text"}
+RMS_NORM = {"llama", "mistral", "mixtral", "phi3", "qwen2", "qwen3", *FOUR_NORMS}
 LAYER_NORM = {"gpt2", "gpt_neox"}
 """Architectures whose sizes are known, by their norms."""
 
@@ -86,7 +87,8 @@ class Shape:
         experts = config.get("num_local_experts", 0)
         mlp = experts * 3 * D * inner + experts * D if experts else 3 * D * inner
         bias = Q + 2 * K if kind == "qwen2" else 0
-        norms = 2 * D + (2 * self._head() if kind == "qwen3" else 0)
+        norms = (4 if kind in FOUR_NORMS else 2) * D
+        norms += 2 * self._head() if kind in ("qwen3", "gemma3_text") else 0
         return int(2 * D * Q + 2 * D * K + bias + mlp + norms)
 
 
