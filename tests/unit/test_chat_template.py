@@ -214,6 +214,9 @@ def test_a_refusal_is_said_in_the_templates_own_words(text: str, says: str) -> N
 def test_a_template_may_want_parts_and_may_escape_but_not_drop() -> None:
     parts = template("{% for m in messages %}{% for part in m.content %}[{{ part.text }}]{% endfor %}{% endfor %}")
     assert parts.render(SYSTEM) == "[Be brief.][hi]"
+    cut = template("{% for m in messages %}[{{ m.content[:5] }}]{% endfor %}")
+    with pytest.raises(ChatTemplateError, match="does not hold a user's text as it stands"):
+        cut.render(SYSTEM[-1:])  # a list of parts, cut, is still the list, written as Python writes it
     asked = [{"role": "user", "content": '"Say"\n\t1 + 1 = 2'}]
     assert template("{{ messages[0].content | tojson }}").render(asked) == '"\\"Say\\"\\n\\t1 + 1 = 2"'
     short = template("{{ messages[0].content[:12] }}")

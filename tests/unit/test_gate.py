@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from model_folders import stand_in
 from tokenizers import Tokenizer, models
 from transformers import BartConfig, MambaConfig, PreTrainedTokenizerFast
@@ -97,6 +98,32 @@ SIZED = {"vocab_size": 60, "hidden_size": 32, "num_attention_heads": 4, "max_pos
 def test_needs_are_read_off_a_config(config: dict[str, Any], reason: str | None) -> None:
     found = needs.unmet(config)
     assert found is None if reason is None else reason in (found or "")
+
+
+def test_a_rotary_scaling_that_transformers_does_not_know_is_refused_before_weights_are_read() -> None:
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    assert ROPE_INIT_FUNCTIONS.keys() | {"default"} <= needs.rotary_types()
+    for kind in ROPE_INIT_FUNCTIONS:
+        assert needs.unreadable({"model_type": "llama", "rope_scaling": {"type": kind}}) is None
+    assert needs.unreadable({"model_type": "llama", "rope_scaling": {"type": None, "rope_type": None}}) is None
+    assert "'foo', which" in (needs.unreadable({"model_type": "llama", "rope_parameters": {"rope_type": "foo"}}) or "")
+    old = {"model_type": "phi3", "rope_scaling": {"type": "su", "long_factor": [1.0]}}
+    assert "su is an old name of longrope" in (needs.unreadable(old) or "")
+
+
+def test_weights_of_torch_that_are_cut_short_are_refused_before_they_are_read(tmp_path: Path) -> None:
+    from specrig.models.weight_files import check_files
+
+    file = tmp_path / "pytorch_model.bin"
+    for old in (False, True):
+        torch.save({"x": torch.zeros(99)}, file, _use_new_zipfile_serialization=not old)
+        check_files(tmp_path)
+    torch.save({"x": torch.zeros(99)}, file)
+    for content in (file.read_bytes()[:-50], b"<html>Not found</html>", b""):
+        file.write_bytes(content)
+        with pytest.raises(ModelError, match=r"pytorch_model\.bin: cut short, or no file of torch's; fetch it again"):
+            check_files(tmp_path)
 
 
 def test_a_model_that_cannot_be_rolled_back_is_refused_before_its_weights_are_read(tmp_path: Path) -> None:

@@ -239,6 +239,9 @@ def test_older_tokenizers_pass_the_gate(tmp_path: Path) -> None:
     (folder / "vocab.json").write_text("{")
     with pytest.raises(ModelError, match=r"old: its tokenizer cannot be loaded: "):
         vocabulary(str(folder))
+    (folder / "config.json").write_text(json.dumps(config | {"n_layer": "two"}))
+    with pytest.raises(ModelError, match=r"old: its config\.json cannot be loaded: "):
+        vocabulary(str(folder))
 
 
 def test_a_path_where_nothing_lies_is_no_repository() -> None:

@@ -507,6 +507,22 @@ def test_a_plan_and_loading_refuse_with_the_same_sentence(case: str, source: Any
     assert str(refused.value) == planned
 
 
+@pytest.mark.parametrize("offsets", [torch.arange(VD) * 5, torch.tensor([1, *[0] * (VD - 1)])])
+def test_a_plan_reads_which_tokens_a_head_drafts(offsets: Tensor, source: Any, tmp_path: Path) -> None:
+    config = BASE | {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": VD}
+    r = Numbers()
+    w = {"fc.weight": r(D, 3 * D), "lm_head.weight": r(VD, D)} | r.layer("midlayer.", 2 * D)
+    w |= {f"{name}.weight": r.norm(D) for name in ("norm", "midlayer.input_layernorm", "midlayer.hidden_norm")}
+    folder = put(tmp_path / "right", config, w | {"d2t": torch.arange(VD)})
+    assert head_fault("eagle3", folder, CONFIG.to_dict()) is None
+    folder = put(tmp_path / "wrong", config, w | {"d2t": offsets})
+    planned = head_fault("eagle3", folder, CONFIG.to_dict())
+    assert planned is not None and f"d2t maps outside the {V} tokens or twice (token i of the head is" in planned
+    with pytest.raises(DecodingError) as refused:
+        part("eagle3", "module").load(folder, cached_model(source))
+    assert str(refused.value) == planned
+
+
 def test_other_contents_and_damaged_files_are_named(source: Any, tmp_path: Path) -> None:
     target = cached_model(source)
 

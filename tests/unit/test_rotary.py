@@ -156,6 +156,9 @@ def test_a_switch_in_a_models_own_code_is_refused(tmp_path: Path) -> None:
             None,
         ),
         ({"max_position_embeddings": 99, "rope_parameters": {"full_attention": LONGROPE}}, SWITCH),
+        # Phi-3's first files call it YaRN, and transformers takes the model's length before the scaling's.
+        ({"max_position_embeddings": 99, "rope_scaling": LONGROPE | {"rope_type": "yarn"}}, SWITCH),
+        ({"max_position_embeddings": 99, "rope_parameters": LONGROPE, "original_max_position_embeddings": 9}, 9),
     ],
 )
 def test_the_switch_is_read_off_a_config(config: dict[str, Any], at: int | None) -> None:

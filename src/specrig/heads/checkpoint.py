@@ -197,5 +197,5 @@ def normal(shapes: Shapes, seed: int, deviation: float) -> dict[str, Tensor]:
 
 def check_vocabulary(drafted: Tensor, vocabulary: int, name: str) -> None:
     """Raise DecodingError where a reduced vocabulary `[Vd]` names a token twice or one that the target lacks."""
-    if drafted.unique().numel() < len(drafted) or drafted.min() < 0 or drafted.max() >= vocabulary:
-        raise DecodingError(f"not a head of this target: {name} maps outside the {vocabulary} tokens or twice")
+    if wrong := layouts.vocabulary_fault(drafted.tolist(), vocabulary, name):
+        raise DecodingError(wrong)

@@ -423,8 +423,31 @@ def fault(found: Description, kind: str, target: Fits) -> str | None:
     return misfit(kind, keys, found.shapes, target)
 
 
+def vocabulary_fault(ids: Collection[int], vocabulary: int, name: str) -> str | None:
+    """Why the tokens that a head drafts, which its tensor `name` maps to these ids, are not some of a target's; None: they
+    are.
+    """
+    if len(set(ids)) == len(ids) and min(ids) >= 0 and max(ids) < vocabulary:
+        return None
+    how = " (token i of the head is the target's i + d2t[i])" if name == "d2t" else ""
+    return f"not a head of this target: {name} maps outside the {vocabulary} tokens or twice{how}"
+
+
+def _mapped(folder: Path, found: Description) -> list[int] | None:
+    """The target's ids of the tokens that a head drafts; None where its safetensors files hold no `d2t`."""
+    from safetensors import safe_open
+
+    if "d2t" not in (found.shapes or {}):
+        return None
+    for file in files(folder, TITLES[found.layout.kind]):
+        with safe_open(file, framework="numpy") as opened:
+            for name in (name for name in opened.keys() if found.name(name) == "d2t"):  # noqa: SIM118
+                return [index + int(offset) for index, offset in enumerate(opened.get_tensor(name))]
+    return None
+
+
 def head_fault(wanted: str, folder: Path, target: Config) -> str | None:
-    """What loading the head in `folder` will say, as far as its config.json and headers tell; None: nothing.
+    """What loading the head in `folder` will say, as far as its config.json, its headers and its tokens tell; None: nothing.
 
     wanted: the kind of head. target: the target's config.json.
     """
@@ -433,7 +456,10 @@ def head_fault(wanted: str, folder: Path, target: Config) -> str | None:
         return CHECKS[kind](folder) if kind in CHECKS else None
     text = target.get("text_config") if isinstance(target.get("text_config"), dict) else target
     try:
-        reason = fault(describe(folder, kind), kind, Fits(*(_size(text or {}, *names) for names in _SIZES)))
+        found = describe(folder, kind)
+        reason = fault(found, kind, Fits(*(_size(text or {}, *names) for names in _SIZES)))
+        if reason is None and (ids := _mapped(folder, found)) is not None:
+            reason = vocabulary_fault(ids, found.keys.vocab_size, "d2t")
     except DecodingError as error:
         return str(error)
     return None if reason is None else f"{folder}: {reason}"

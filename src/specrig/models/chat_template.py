@@ -30,6 +30,8 @@ CLOCK = datetime(2026, 1, 1)
 """The moment that `strftime_now` of templates gives unless a study's `clock` says another: the same in every run."""
 PROBE = "Xq7userZk"
 """A user's text that no template writes by itself."""
+LIST = "'type': 'text'"
+"""What a template that only knows texts writes of a list of parts."""
 RESERVED = ("messages", "add_generation_prompt", "strftime_now")
 """What a template is always given, so that `template_args` cannot name it."""
 SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -83,10 +85,11 @@ class ChatTemplate:
         refusal: ChatTemplateError | None = None
         for in_parts in (False, True):
             try:
-                role = _unwritten(self._filled(messages, json.loads(args), clock, in_parts), messages)
-                if not role:
+                rendered = self._filled(messages, json.loads(args), clock, in_parts)
+                role = _unwritten(rendered, messages)
+                if not role and not (in_parts and LIST in rendered):
                     return in_parts
-                refusal = refusal or self._drops(role)
+                refusal = refusal or self._drops(role or roles[-1])
             except ChatTemplateError as error:
                 refusal = refusal or error
         assert refusal is not None

@@ -94,7 +94,18 @@ def tokenizer(model: str, revision: str | None = None) -> Any:
         # Of a SentencePiece file that it cannot read transformers says that it may be tiktoken's.
         if find_spec("sentencepiece") is None and ("tiktoken" in reason or "sentencepiece" in reason.lower()):
             reason = "it is SentencePiece's, which is not installed: `pip install sentencepiece`"
-        raise ModelError(f"{model}: its tokenizer cannot be loaded: {reason}") from error
+        raise ModelError(f"{model}: its {_refused(model, revision)} cannot be loaded: {reason}") from error
+
+
+def _refused(model: str, revision: str | None) -> str:
+    """Which of a model's files transformers refused when it loaded the tokenizer, for which it reads config.json too."""
+    from transformers import AutoConfig
+
+    try:
+        AutoConfig.from_pretrained(model, revision=revision)
+    except Exception:
+        return "config.json"
+    return "tokenizer"
 
 
 def read_tokenizer(file: Path) -> Any:

@@ -15,6 +15,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from specrig.runtime import rotary
+
 LAYER_KEYS = ("layer_types", "layers_block_type", "block_types", "_block_types", "hybrid_override_pattern")
 """Keys that name each layer's kind, the first that is there counts."""
 ATTENTION = {"full_attention", "sliding_attention", "chunked_attention", "attention", "moe", "mlp", "*", "-", "E"}
@@ -84,22 +86,38 @@ def unreadable(config: dict[str, Any]) -> str | None:
             f"transformers {version('transformers')} knows no language model of type {kind!r}; a newer transformers may, else "
             "take another model"
         )
+    scaled, read = {*map(rotary.type_of, rotary.scalings(text_config(config)))}, rotary_types()
+    if read and (others := sorted(scaled - read)):
+        old = "; su is an old name of longrope: write that in its config.json" if "su" in others else ""
+        return (
+            f"its rotary positions are scaled by {others[0]!r}, which transformers {version('transformers')} does not know "
+            f"(of {', '.join(sorted(read))}){old or '; a newer transformers may, else take another model'}"
+        )
     return None
 
 
 @cache
 def causal_models() -> frozenset[str]:
-    """The `model_type`s that transformers has a …ForCausalLM of, read off its source: importing it would load torch.
-
-    Empty where the source looks otherwise than in the versions that were read.
+    """The `model_type`s that transformers has a …ForCausalLM of; empty where its source looks otherwise than in the versions
+    that were read.
     """
+    block = _source("models/auto/modeling_auto.py").partition("\nMODEL_FOR_CAUSAL_LM_MAPPING_NAMES = ")[2]
+    return frozenset(re.findall(r'\(\s*"([\w.-]+)",\s*"\w+"', block.partition("\n)\n")[0]))
+
+
+@cache
+def rotary_types() -> frozenset[str]:
+    """The ways of scaling rotary positions that transformers knows, likewise; `mrope` is what some models call none."""
+    read = re.findall(r"def _validate_(\w+)_rope_parameters", _source("modeling_rope_utils.py"))
+    return frozenset([*read, "mrope"] if read else [])
+
+
+def _source(name: str) -> str:
+    """A file of transformers, as a text: importing it would load torch. Empty where it is not there."""
     spec = find_spec("transformers")
     folders = [] if spec is None else spec.submodule_search_locations or []
-    for file in (Path(folder) / "models/auto/modeling_auto.py" for folder in folders):
-        text = file.read_text(encoding="utf-8") if file.is_file() else ""
-        block = text.partition("\nMODEL_FOR_CAUSAL_LM_MAPPING_NAMES = ")[2].partition("\n)\n")[0]
-        return frozenset(re.findall(r'\(\s*"([\w.-]+)",\s*"\w+"', block))
-    return frozenset()
+    file = next((path for folder in folders if (path := Path(folder) / name).is_file()), None)
+    return "" if file is None else file.read_text(encoding="utf-8")
 
 
 def recurrent(config: dict[str, Any]) -> str | None:

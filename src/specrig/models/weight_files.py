@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +23,8 @@ READ = ("*.json", "*.jinja", "*.model", "*.safetensors", "pytorch_model*.bin")
 """Files that are read of a folder."""
 POINTER = b"version https://git-lfs"
 """How a file begins that Git LFS has left in place of the one it stands for."""
+PICKLE = b"\x80"
+"""How a file of torch begins that an old torch wrote; a newer one writes ZIP archives, whose end tells that they are whole."""
 FOREIGN = (
     ("model_index.json", "a diffusers pipeline, which makes images, no language model"),
     ("*.gguf", "a GGUF file: name the file itself, not its folder"),
@@ -107,6 +110,10 @@ def check_files(folder: Path) -> None:
             f"{folder}: no weights there (model.safetensors, its shards with their index, or pytorch_model.bin){others}; "
             "fetch them, or name another folder"
         )
+    if not any((folder / name).is_file() for name in WEIGHTS[:2]):
+        for file in sorted(folder.glob("pytorch_model*.bin")):
+            if not (zipfile.is_zipfile(file) or _begins(file, PICKLE)):
+                raise ModelError(f"{file}: cut short, or no file of torch's; fetch it again")
     for name in (name for name in WEIGHTS if name.endswith("index.json") and (folder / name).is_file()):
         if not any((folder / whole).is_file() for whole in WEIGHTS[: WEIGHTS.index(name)]):
             shards = set(_index(folder / name).values())
@@ -126,8 +133,12 @@ def noted_quantization(folder: Path) -> dict[str, Any]:
 
 def is_pointer(file: Path) -> bool:
     """Whether Git LFS has left a pointer in the file's place."""
+    return _begins(file, POINTER)
+
+
+def _begins(file: Path, start: bytes) -> bool:
     with file.open("rb") as opened:
-        return opened.read(len(POINTER)) == POINTER
+        return opened.read(len(start)) == start
 
 
 def headers(folder: Path) -> dict[str, Tensor]:

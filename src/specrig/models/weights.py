@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any
 
 from specrig.errors import first_line
@@ -118,6 +119,11 @@ class PretrainedWeights(Weights):
             model = load_whole(source, revision=revision, dtype=dtype, device_map=placement)
         except (MemoryError, torch.OutOfMemoryError):
             raise
+        except UnpicklingError as error:
+            raise ModelError(
+                f"{source}: its pytorch_model.bin holds more than weights, which torch does not load: it could run any code on "
+                "this machine; take the model's *.safetensors"
+            ) from error
         except Exception as error:  # transformers and safetensors have many of their own
             raise ModelError(
                 f"{source}: cannot be loaded ({first_line(error)}); its files fit each other, as far as "

@@ -21,12 +21,13 @@ def switch_of(config: Mapping[str, Any]) -> int | None:
     """The most tokens of a text for which a model of this config.json (of its language model) uses its first rotary table;
     None: it has one table.
     """
-    for scaling in _scalings(config):
-        if scaling.get("rope_type", scaling.get("type")) in ("longrope", "su"):
+    for scaling in scalings(config):
+        # Old configs of Phi-3 call it `su` or `yarn`; the second table's factors tell.
+        if type_of(scaling) in ("longrope", "su") or scaling.get("long_factor"):
             most = config.get("max_position_embeddings")
             at = (
-                scaling.get("original_max_position_embeddings")
-                or config.get("original_max_position_embeddings")
+                config.get("original_max_position_embeddings")  # transformers puts it before the scaling's
+                or scaling.get("original_max_position_embeddings")
                 or most
             )
             if isinstance(at, int) and (most is None or at < most):
@@ -57,13 +58,18 @@ def check_side(at: int | None, prompts: list[int], new: int) -> None:
         )
 
 
-def _scalings(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+def scalings(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """What a config.json says of how its rotary tables are scaled, for all layers or one for each type of layer."""
     for key in ("rope_parameters", "rope_scaling"):
         scaling = config.get(key)
         if isinstance(scaling, dict):
             yield scaling
             yield from (entry for entry in scaling.values() if isinstance(entry, dict))
+
+
+def type_of(scaling: Mapping[str, Any]) -> str:
+    """The name of a way of scaling, e.g. `yarn`."""
+    return str(scaling.get("rope_type") or scaling.get("type") or "default")
 
 
 class HeldTables:
