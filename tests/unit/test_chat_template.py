@@ -313,7 +313,7 @@ def test_the_audit_sees_the_prompts_that_were_measured(study: Callable[..., Path
     loaded = load_study(file)
     measure(loaded, "native", "tiny", ["ngram"])
     Path("results/mine/study.json").write_text(loaded.model_dump_json())
-    assert cli.main(["audit", "--study", "results/mine/study.json"]) == 0
+    assert cli.main(["stage", "audit", "--study", "results/mine/study.json"]) == 0
     rows = pd.read_csv("results/mine/audit/records.csv")
     assert len(rows) and rows["passed"].all()
     # A prompt and a template that have changed are measured again, and only where they say something else.

@@ -88,7 +88,7 @@ def tokenizer(model: str, revision: str | None = None) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(model, revision=revision)
+        return AutoTokenizer.from_pretrained(model, revision=revision, trust_remote_code=False)
     except Exception as error:  # a format that is none, a library that is missing: each has its own
         reason = first_line(error)
         # Of a SentencePiece file that it cannot read transformers says that it may be tiktoken's.
