@@ -75,7 +75,18 @@ def study(method: str = "draft_model", **changes: Any) -> str:
 
 
 def job(method: str) -> list[str]:
-    return ["stage", "measure", "--study", "configs/hub.yaml", "--engine", "native", "--pair", "stories", "--method", method]
+    return [
+        "stage",
+        "measure",
+        "--study",
+        "configs/hub.yaml",
+        "--engine",
+        "native",
+        "--pair",
+        "stories",
+        "--method",
+        method,
+    ]
 
 
 def measured(method: str) -> tuple[list[Record], dict[str, Any]]:

@@ -7,11 +7,14 @@ in this process.
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
+import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from runs import run
 from specrig import cli
@@ -63,11 +66,21 @@ def test_a_misspelt_config_file(workplace: Path, capsys: pytest.CaptureFixture[s
     check(refused(capsys, "configs/tset.yaml"), "did you mean 'configs/test.yaml'?")
 
 
-def model_folder(name: str, model_type: str, architecture: str, words: list[str]) -> None:
-    """The files that decide whether a pair can work; there are no weights, for none are read."""
+def model_folder(name: str, model_type: str, architecture: str, words: list[str], fill: float = 0.0) -> None:
+    """A model folder; of a Llama with weights, all of which are `fill`."""
     folder = Path("models") / name
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps({"model_type": model_type, "architectures": [architecture]}))
+    if model_type == "llama":
+        shape = LlamaConfig(
+            vocab_size=len(words), hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2,
+            bos_token_id=None, eos_token_id=None,
+        )  # fmt: skip
+        model = LlamaForCausalLM(shape)
+        for parameter in model.parameters():
+            torch.nn.init.constant_(parameter, fill)
+        model.save_pretrained(folder)
+    else:
+        (folder / "config.json").write_text(json.dumps({"model_type": model_type, "architectures": [architecture]}))
     vocabulary = {word: index for index, word in enumerate(words)}
     Tokenizer(WordLevel(vocabulary, unk_token=words[0])).save(str(folder / "tokenizer.json"))
 
@@ -93,8 +106,8 @@ def test_a_pair_that_cannot_work_is_refused_before_anything_runs(
 
 
 def test_a_job_that_fails_says_why_and_where_its_log_is(workplace: Path) -> None:
-    """The files pass the gate, but there are no weights."""
-    model_folder("target", "llama", "LlamaForCausalLM", ["a", "b"])
+    """The files pass the gate, but the weights are no numbers."""
+    model_folder("target", "llama", "LlamaForCausalLM", ["a", "b"], fill=math.nan)
     Path("prompts.jsonl").write_text(json.dumps({"id": 1, "prompt": "a b"}) + "\n")
     replace("configs/pairs.tsv", "trained\ttrained", "models/target\tmodels/target")
     replace("configs/tasks.tsv", "code\tcorpus", "code\tprompts.jsonl")

@@ -79,7 +79,9 @@ def test_other_architectures_are_planned(workplace: Path, kind: str, capsys: pyt
         "max_position_embeddings": 256,
     }
     if kind == "gpt2":
-        shape = GPT2Config(n_layer=2, n_embd=32, n_head=2, vocab_size=300, n_positions=256)
+        shape = GPT2Config(
+            n_layer=2, n_embd=32, n_head=2, vocab_size=300, n_positions=256, bos_token_id=None, eos_token_id=None
+        )
     else:
         shape = AutoConfig.for_model(kind, **sizes, num_key_value_heads=1, intermediate_size=64)
     folder = Path(f"models/{kind}")

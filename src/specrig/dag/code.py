@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from specrig.heads import trained
 from specrig.measurement.plan import MEASURING, job_digest
 from specrig.provenance.digests import code_digest
 
@@ -35,5 +36,5 @@ def audit_digest(engine: str, method: str) -> str:
 
 def training_digest(model: str) -> str:
     """Digest of the code that trains a pair's target, its draft or a head."""
-    head = () if model in ("target", "draft") else (f"heads.{model}",)
+    head = (f"heads.{trained()[model].name}",) if model in trained() else ()
     return f"code of training: {code_digest(*TRAINING, *head)}"
