@@ -233,14 +233,16 @@ def test_a_hub_that_cannot_be_reached(hub: HubServer, tmp_path: Path, down: bool
 
 def test_older_tokenizers_pass_the_gate(tmp_path: Path) -> None:
     """DialoGPT and its time: vocab.json and merges.txt, no tokenizer.json."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
     from specrig.models.pair import ModelError, PairFiles
 
     folder = tmp_path / "old"
-    folder.mkdir()
-    config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "vocab_size": 4}
-    (folder / "config.json").write_text(json.dumps(config))
+    shape = GPT2Config(vocab_size=4, n_embd=8, n_layer=1, n_head=1, n_positions=8, bos_token_id=None, eos_token_id=None)
+    GPT2LMHeadModel(shape).save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
     _json.cache_clear()
-    with pytest.raises(ModelError, match=r"no tokenizer\.json there"):
+    with pytest.raises(ModelError, match=r"no tokenizer there"):
         vocabulary(str(folder))
     words = {"a": 0, "b": 1, "ab": 2, "<|endoftext|>": 3}
     (folder / "vocab.json").write_text(json.dumps(words))
@@ -380,7 +382,7 @@ def test_a_data_set_from_the_hub_reaches_the_scores(hub: HubServer, specrig: Com
     Path("configs/tasks.tsv").write_text(data_rows(revision=first))
     config = study(tasks=["wmt", "news"], prompts=2, max_new_tokens=20)
     for task in ("wmt", "news"):
-        result = specrig("prompts", "--study", config, "--task", task)
+        result = specrig("stage", "prompts", "--study", config, "--task", task)
         assert result.returncode == 0, result.stderr
     lines = [json.loads(line) for line in Path("results/hub/data/wmt.jsonl").read_text().splitlines()]
     assert [line["id"] for line in lines] == ["1", "2"] and lines[0]["reference"] == f"{REST} 0"
@@ -389,7 +391,7 @@ def test_a_data_set_from_the_hub_reaches_the_scores(hub: HubServer, specrig: Com
     result = specrig(*job("draft_model"))
     assert result.returncode == 0, result.stderr
     Path("results/hub/study.json").write_text(load_study(Path(config)).model_dump_json())
-    result = specrig("quality", "--study", "results/hub/study.json")
+    result = specrig("stage", "quality", "--study", "results/hub/study.json")
     assert result.returncode == 0, result.stderr
     with Path("results/hub/tables/quality.csv").open(newline="") as file:
         found = {(row["task"], row["scorer"]): row for row in csv.DictReader(file)}
@@ -400,9 +402,9 @@ def test_a_data_set_from_the_hub_reaches_the_scores(hub: HubServer, specrig: Com
 
     # Unreachable, datasets would hand out what the cache has; the pin is another.
     Path("configs/tasks.tsv").write_text(data_rows(revision=second))
-    result = specrig("prompts", "--study", config, "--task", "wmt", HF_HUB_OFFLINE="1")
+    result = specrig("stage", "prompts", "--study", config, "--task", "wmt", HF_HUB_OFFLINE="1")
     assert result.returncode == 2 and f"the cache holds commit {first}, the row pins {second}" in result.stderr
-    result = specrig("prompts", "--study", config, "--task", "wmt")
+    result = specrig("stage", "prompts", "--study", config, "--task", "wmt")
     assert result.returncode == 0, result.stderr
     assert "Something else 0" in Path("results/hub/data/wmt.jsonl").read_text()
 
@@ -424,6 +426,6 @@ def test_refusals_of_data_sets_name_the_fix(
     hub.add("tiny/gated", translations(REST), kind="datasets", gated=True)
     Path("configs/pairs.tsv").write_text(f"{PAIR}stories\t{STORIES}\t{STORIES}\n")
     Path("configs/tasks.tsv").write_text(data_rows(**fields))
-    result = specrig("prompts", "--study", study(tasks=["wmt"]), "--task", "wmt")
+    result = specrig("stage", "prompts", "--study", study(tasks=["wmt"]), "--task", "wmt")
     assert result.returncode == 2 and expected in result.stderr, result.stderr
     assert "✗ PromptError" in result.stderr and "Traceback" not in result.stderr
