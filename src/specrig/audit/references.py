@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from specrig.audit.multiple_testing import LLAMA_CPP, REFERENCE
 from specrig.engines.base import EngineError
 from specrig.models import gguf, hub
+from specrig.models.gguf.header import read as read_header
 from specrig.models.pair import PairFiles
 from specrig.models.weights import weights_of
 from specrig.runtime.gpus import resolve_device
@@ -55,24 +56,18 @@ class Header:
 @cache
 def header(file: Path) -> Header:
     """The header of a GGUF file."""
-    from gguf import GGUFReader
-
-    reader = GGUFReader(file)
+    read = read_header(str(file), file)
 
     def numbers(key: str) -> frozenset[int]:
-        field = reader.fields.get(key)
-        value = [] if field is None else field.contents()
+        value = read.keys.get(key, [])
         return frozenset(int(each) for each in (value if isinstance(value, list) else [value]) if each)
 
-    kind = reader.fields["general.architecture"].contents()
-    several_tables = any(tensor.name == "rope_factors_long.weight" for tensor in reader.tensors)
+    kind = read.architecture
+    several_tables = "rope_factors_long.weight" in read.tensors
+    named = (read.keys.get(f"tokenizer.ggml.{name}_token_id") for name in STOP_IDS)
     return Header(
-        vocabulary=len(reader.fields["tokenizer.ggml.tokens"].data),
-        stops=frozenset(
-            int(reader.fields[key].contents())
-            for key in (f"tokenizer.ggml.{name}_token_id" for name in STOP_IDS)
-            if key in reader.fields
-        ),
+        vocabulary=len(read.keys["tokenizer.ggml.tokens"]),
+        stops=frozenset(int(token) for token in named if token is not None),
         windows=numbers(f"{kind}.attention.sliding_window"),
         rotary=numbers(f"{kind}.rope.scaling.original_context_length") if several_tables else frozenset(),
     )
