@@ -50,6 +50,13 @@ def repository() -> Path:
     return REPOSITORY
 
 
+@pytest.fixture(autouse=True)
+def files_read_anew() -> None:
+    """Models of several tests lie in folders of the same relative name; what one test read, another must not get."""
+    if (gate := sys.modules.get("specrig.models.gate")) is not None:
+        gate._json.cache_clear()
+
+
 @pytest.fixture
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory with nothing but a copy of `configs/`, to be edited and run in, and `weights/`."""

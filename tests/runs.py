@@ -13,8 +13,14 @@ from typing import Any
 
 import yaml
 
+from specrig.measurement.records import study_records
+
 REPOSITORY = Path(__file__).parents[1]
 CONFIG = "configs/test.yaml"
+RESULTS = Path("results/test")
+RECORDS = RESULTS / "records"
+CELLS = RESULTS / "tables/cells.csv"
+"""As a target: measuring, audits and tables, without figures, report and MLflow."""
 
 
 def furnish(folder: Path) -> None:
@@ -68,6 +74,35 @@ def run(
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "timeout": 1800}
     settings = pipes | {"env": imported()} | settings
     return subprocess.run(command(*arguments, config=config, profile=profile), cwd=folder, **settings)
+
+
+def copied(start: Path, folder: Path) -> Path:
+    """A copy of a study's folder with the times of its files, by which Snakemake judges."""
+    return Path(shutil.copytree(start, folder, copy_function=shutil.copy2))
+
+
+def without_measurements(folder: Path) -> None:
+    """Take away what was measured in a study's folder and what follows from it; models and exact audits stay."""
+    for name in ("records", "measured", "tables"):
+        shutil.rmtree(folder / RESULTS / name, ignore_errors=True)
+    (folder / RESULTS / "audit/records.csv").unlink(missing_ok=True)
+
+
+def outputs(folder: Path) -> dict[Any, Any]:
+    """Of every prompt of every cell of a study's folder: seed, token ids, accepted tokens of each round, and the digest
+    of all that decides them.
+    """
+    return {
+        (record.cell.name, record.prompt_id, record.repeat, record.replicate): (
+            record.seed,
+            record.digest,
+            record.text,
+            record.run.tokens,
+            record.run.rounds.model_dump(),
+            record.baseline.tokens,
+        )
+        for record in study_records(folder / RECORDS)
+    }
 
 
 def stamps(records: Path) -> dict[str, tuple[int, bytes]]:

@@ -21,10 +21,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).parents[1] / "faults"))
-from undisturbed import RESULTS, copied
-
-from runs import command, imported
+from runs import RESULTS, command, copied, imported
 
 pytestmark = pytest.mark.workflow
 TRACKED = str(RESULTS / "tracked.txt")

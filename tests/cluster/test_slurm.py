@@ -7,25 +7,31 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
 import pytest
 
-sys.path.append(str(Path(__file__).parents[1] / "faults"))
-from undisturbed import RESULTS, copied, outputs, run, stamps, timeless, without_measurements
-
 import runs
-from runs import REPOSITORY
+from runs import CELLS, RECORDS, REPOSITORY, RESULTS, copied, outputs, run, stamps, without_measurements
 
 pytestmark = pytest.mark.workflow
 SLURM = Path(__file__).with_name("slurm.sh")
 MEASURED = str(RESULTS / "measured/native/embedded/together")
 LONGER = ["--config", "prompts=8", "max_new_tokens=160"]
 """So that a job is still at work when its first cells are written."""
+TIMELESS = ["engine", "pair", "method", "k", "task", "temperature", "batch_size", "prompts", "tokens"]
+TIMELESS += ["acceptance_rate", "acceptance_length", "alpha"]
+"""Columns of the table of cells in which no time is."""
+
+
+def timeless(folder: Path) -> dict[str, Any]:
+    """Everything that another way of running must bring exactly: the table of cells but for times, and `outputs`."""
+    return {"cells": pd.read_csv(folder / CELLS)[TIMELESS].to_dict("records"), "outputs": outputs(folder)}
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +117,7 @@ def test_a_job_that_slurm_ends_goes_on_with_more_time(slurm: None, undisturbed: 
                 assert process.poll() is None, (folder / "output.txt").read_text()
                 time.sleep(0.2)
             [first] = running
-            while not (kept := stamps(folder)):
+            while not (kept := stamps(folder / RECORDS)):
                 assert process.poll() is None, (folder / "output.txt").read_text()
                 time.sleep(0.02)
             if end == "cancelled":
@@ -127,7 +133,7 @@ def test_a_job_that_slurm_ends_goes_on_with_more_time(slurm: None, undisturbed: 
     cut, again = jobs()[before:]
     assert (cut["state"], again["state"]) == ({"cancelled": "CANCELLED", "out of time": "TIMEOUT"}[end], "COMPLETED")
     assert (first["limit"], again["limit"]) == ("11:00", "22:00")
-    after = stamps(folder)
+    after = stamps(folder / RECORDS)
     assert 0 < len(kept) < len(after) == 6, "the second job had something left to do"
     assert {name: after[name] for name in kept} == kept, "what was measured is not measured again"
     assert outputs(folder) == outputs(undisturbed)

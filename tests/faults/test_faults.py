@@ -14,65 +14,23 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-import runs
-from runs import command
-from specrig.measurement.records import study_records
+from runs import CELLS, RECORDS, RESULTS, command, copied, outputs, run, stamps, without_measurements
 
 pytestmark = pytest.mark.workflow
-RESULTS = Path("results/test")
-RECORDS = RESULTS / "records"
-CELLS = RESULTS / "tables/cells.csv"
-"""As a target: measuring, audits and tables, without figures, report and MLflow."""
 MEASURED = str(RESULTS / "measured/native/embedded/together")
 """As a target: measuring alone."""
 
 
 @pytest.fixture
 def folder(finished: Path, tmp_path: Path) -> Path:
-    """A copy of a study's folder with the times of its files, by which Snakemake judges."""
-    return Path(shutil.copytree(finished, tmp_path / "study", copy_function=shutil.copy2))
-
-
-def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the study in `folder` to the target in `arguments`."""
-    return runs.run(folder, *arguments)
-
-
-def without_measurements(folder: Path) -> None:
-    """Take away what was measured and what follows from it; models and exact audits stay."""
-    for name in ("records", "measured", "tables"):
-        shutil.rmtree(folder / RESULTS / name, ignore_errors=True)
-    (folder / RESULTS / "audit/records.csv").unlink(missing_ok=True)
-
-
-def stamps(folder: Path) -> dict[str, tuple[int, bytes]]:
-    """Record file -> (time of writing, content)."""
-    return runs.stamps(folder / RECORDS)
-
-
-def outputs(folder: Path) -> dict[Any, Any]:
-    """Of every prompt of every cell: seed, token ids, accepted tokens of each round, and the digest of all that decides
-    them.
-    """
-    return {
-        (record.cell.name, record.prompt_id, record.repeat, record.replicate): (
-            record.seed,
-            record.digest,
-            record.text,
-            record.run.tokens,
-            record.run.rounds.model_dump(),
-            record.baseline.tokens,
-        )
-        for record in study_records(folder / RECORDS)
-    }
+    return copied(finished, tmp_path / "study")
 
 
 def changed(folder: Path, before: dict[str, tuple[int, bytes]]) -> set[str]:
-    return {name for name, stamp in stamps(folder).items() if before.get(name) != stamp}
+    return {name for name, stamp in stamps(folder / RECORDS).items() if before.get(name) != stamp}
 
 
 def test_a_damaged_record_stops_the_run_and_the_command_that_it_names_measures_that_cell_again(
@@ -82,7 +40,7 @@ def test_a_damaged_record_stops_the_run_and_the_command_that_it_names_measures_t
     path = folder / RECORDS / name
     path.write_bytes(path.read_bytes()[:-1000])
     (folder / CELLS).unlink()
-    before = stamps(folder)
+    before = stamps(folder / RECORDS)
     result = run(folder, str(CELLS))
     assert result.returncode == 1 and "Traceback" not in result.stdout, result.stdout
     fix = f"make it again: rm {RECORDS}/{name}; specrig run CONFIG --forcerun measure"
@@ -100,20 +58,20 @@ def test_a_kill_between_two_cells_of_a_job_keeps_the_first(folder: Path, finishe
     with (folder / "killed.txt").open("w") as log:
         process = subprocess.Popen(command(MEASURED), cwd=folder, stdout=log, stderr=log, start_new_session=True)
         try:
-            while not stamps(folder):
+            while not stamps(folder / RECORDS):
                 assert process.poll() is None, (folder / "killed.txt").read_text()
                 time.sleep(0.002)
         finally:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-    kept = stamps(folder)
+    kept = stamps(folder / RECORDS)
     assert 0 < len(kept) < 6
     locked = run(folder, MEASURED)
     assert locked.returncode == 1 and "--unlock" in locked.stdout, locked.stdout
     assert run(folder, "--unlock").returncode == 0
     result = run(folder, MEASURED)
     assert result.returncode == 0 and "Traceback" not in result.stdout, result.stdout
-    after = stamps(folder)
+    after = stamps(folder / RECORDS)
     assert len(after) == 6
     assert {name: after[name] for name in kept} == kept, "not measured again"
     assert outputs(folder) == outputs(finished)
@@ -159,7 +117,7 @@ def test_a_cell_without_memory_fails_alone_and_is_measured_by_the_next_run(folde
     subprocess.run([sys.executable, "-c", LIMITED], cwd=folder, check=True, capture_output=True)
     index = json.loads((folder / RECORDS / "native/embedded/ngram/index.json").read_text())
     assert list(index["failed"]) == ["code-k3-t0-b1"] and "memory" in index["failed"]["code-k3-t0-b1"].lower()
-    before = stamps(folder)
+    before = stamps(folder / RECORDS)
     assert len(before) == 5
     assert run(folder, MEASURED).returncode == 0
     assert changed(folder, before) == {"native/embedded/ngram/code-k3-t0-b1.jsonl"}

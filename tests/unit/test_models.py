@@ -99,6 +99,22 @@ def cut(folder: Path) -> None:
     (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:-100])
 
 
+def torch_file(content: object) -> Callable[[Path], None]:
+    """Weights in a file of torch alone."""
+
+    def replace(folder: Path) -> None:
+        (folder / WEIGHTS).unlink()
+        torch.save(content, folder / "pytorch_model.bin")
+
+    return replace
+
+
+def cut_torch_file(folder: Path) -> None:
+    torch_file({"weight": torch.zeros(100)})(folder)
+    file = folder / "pytorch_model.bin"
+    file.write_bytes(file.read_bytes()[:-100])
+
+
 def far_end(folder: Path) -> None:
     config(eos_token_id=300)(folder)
     (folder / "generation_config.json").unlink()
@@ -142,6 +158,8 @@ KINDS: dict[str, Callable[[Path], None]] = {
     "a folder of GGUF files": only("model.Q4_0.gguf"),
     "missing shards": shards,
     "a file that is cut short": cut,
+    "a file of torch that is cut short or none": cut_torch_file,
+    "an unknown scaling of rotary positions": config(rope_scaling={"rope_type": "of tomorrow", "factor": 2.0}),
     "no tokenizer": no_tokenizer,
     "a tokenizer with more tokens than the embedding has rows": larger_tokenizer,
     "an end of text beyond the rows": far_end,
@@ -230,6 +248,12 @@ def test_plan_and_decode_say_the_same(
     for text in texts:
         assert "unexpected error" not in text and "report it" not in text
         assert says(sentences()[kind], text), text
+
+
+def test_a_file_of_torch_that_would_run_code_is_refused_when_it_is_loaded(model: Path, tmp_path: Path) -> None:
+    folder = broken(model, tmp_path / "mine", torch_file({"weight": Path}))
+    with pytest.raises(ModelError, match="holds more than weights, which torch does not load"):
+        PretrainedWeights(PairFiles("p", str(folder))).model("target", "cpu")
 
 
 def test_a_token_for_images_without_a_row_is_let_pass(model: Path, tmp_path: Path) -> None:

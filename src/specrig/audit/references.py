@@ -154,8 +154,12 @@ class TransformersReference(Reference):
         self.model = weights_of(files).model("target", self.device)
         self.precision = files.dtype
         self.tokenizer = hub.tokenizer(files.target, files.target_revision)
-        ids = self.model.generation_config.eos_token_id  # generation_config.json's, else config.json's
-        ids = self.tokenizer.eos_token_id if ids is None else ids
+        try:
+            settings = GenerationConfig.from_pretrained(files.target, revision=files.target_revision)
+        except OSError:  # there is none
+            settings = GenerationConfig()
+        named = (settings.eos_token_id, self.model.config.eos_token_id, self.tokenizer.eos_token_id)
+        ids = next((ids for ids in named if ids is not None), None)
         self.stops = frozenset([ids] if isinstance(ids, int) else ids or [])
         # `generate` merges the model's own settings into those that it is given.
         self.model.generation_config = GenerationConfig()

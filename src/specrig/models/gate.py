@@ -276,9 +276,14 @@ def rotary_switch(pair: PairFiles) -> int | None:
     return switch_of(needs.text_config(config_of(pair.only(()))["target"]))
 
 
-def check_pair(pair: PairFiles, *, drafts: bool = False) -> None:
-    """Everything that can be refused about a pair without reading weights. drafts: its target is itself a draft."""
-    check_model(pair.target, pair.target_revision, drafts=drafts)
+def check_pair(pair: PairFiles) -> None:
+    """Everything that can be refused about a pair without reading weights."""
+    check_model(pair.target, pair.target_revision)
+    check_draft(pair)
+
+
+def check_draft(pair: PairFiles) -> None:
+    """Everything that can be refused about a pair's draft, if it has one, without reading weights."""
     if pair.draft is not None:
         check_model(pair.draft, pair.draft_revision, drafts=True)
         check_vocabulary(pair.target, pair.draft, pair.target_revision, pair.draft_revision)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from specrig.errors import first_line
 from specrig.models import facts, needs, split
-from specrig.models.gate import check_pair, config, config_of, stop_ids, vocab_size
+from specrig.models.gate import check_draft, check_model, config, config_of, stop_ids, vocab_size
 from specrig.models.hub import tokenizer
 from specrig.models.pair import ModelError, PairFiles
 from specrig.runtime.whole import load_whole
@@ -71,9 +71,11 @@ class PretrainedWeights(Weights):
     """Models with their weights, from folders or the hub. Raises ModelError for a pair that the gate refuses."""
 
     def __init__(self, pair: PairFiles, *, drafts: bool = False) -> None:
-        """drafts: the target is itself a draft, of a target that another process runs."""
+        """drafts: the target is itself a draft, of a target that another process runs. The pair's draft is checked when
+        it is loaded, so that a broken one fails only the cells that need it.
+        """
         super().__init__(pair)
-        check_pair(pair, drafts=drafts)
+        check_model(pair.target, pair.target_revision, drafts=drafts)
         self.tokenizer = tokenizer(pair.target, pair.target_revision)
         self.eos = frozenset(stop_ids(pair.target, pair.target_revision))
         self.vocab_size = vocab_size(pair.target, pair.target_revision, drafts=drafts)
@@ -141,6 +143,8 @@ class PretrainedWeights(Weights):
                 f"pair {pair.name}: this method needs a draft model and the pair names none; fill the column in "
                 "pairs.tsv"
             )
+        if part == "draft":
+            check_draft(pair)
         if (reason := needs.unreadable(config(source, revision))) is not None:
             raise ModelError(f"{source}: {reason}")
         return source, revision
