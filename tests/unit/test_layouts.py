@@ -26,7 +26,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from specrig.decoding.drafters import registry
 from specrig.decoding.loop import generate
 from specrig.heads import part
-from specrig.heads.layouts import LAYOUTS, head_fault
+from specrig.heads.contents import head_fault
+from specrig.heads.layouts import LAYOUTS
 from specrig.runtime import compiled
 from specrig.runtime.linear import kernel_choice
 from specrig.runtime.transformers_model import cached_model
@@ -573,10 +574,12 @@ def test_a_head_as_published_keeps_the_output(source: Any, tmp_path: Path) -> No
 
 def test_every_layout_is_listed_and_none_needs_torch(tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "training.md").read_text(encoding="utf-8")
-    assert all(f"| {layout.writers} |" in page for layout in LAYOUTS if layout.kind != "hydra")
+    cells = [[cell.strip() for cell in row.split("|")[1:3]] for row in page.splitlines() if row.startswith("| `")]
+    for layout in (layout for layout in LAYOUTS if layout.kind != "hydra"):
+        assert any(kind == f"`{layout.kind}`" and layout.writers in writers for kind, writers in cells), layout.writers
     folder = put(tmp_path, BASE, eagle_tensors())
     code = (
-        "import sys; from pathlib import Path; from specrig.heads.layouts import head_fault; "
+        "import sys; from pathlib import Path; from specrig.heads.contents import head_fault; "
         f"print(head_fault('eagle', Path({str(folder)!r}), {{}})); sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "None\n"

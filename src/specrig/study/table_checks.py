@@ -16,7 +16,7 @@ from typing import Any
 from specrig.corpus.example import PROMPT_FILES
 from specrig.engines import registry as engines
 from specrig.heads import of_draft, trained
-from specrig.heads.layouts import head_fault
+from specrig.heads.contents import head_fault
 from specrig.models import facts, gguf, weight_files
 from specrig.models.gate import check_decoder, check_model, check_vocabulary
 from specrig.models.pair import ModelError
