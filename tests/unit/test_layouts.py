@@ -411,6 +411,11 @@ def test_medusa(file: str, layers: int, biases: bool, target: Any, tmp_path: Pat
             "architectures": ["MedusaModel"], "model_type": "medusa", "hidden_size": D, "vocab_size": V, "num_heads": 3,
             "num_hidden_layers": layers, "medusa_fc_bias": biases, "truncated_vocab_size": V,
         }  # fmt: skip
+    fewer = put(tmp_path / "fewer", named | {"medusa_num_heads" if theirs else "num_heads": 5}, w, file)
+    planned = head_fault("medusa", fewer, CONFIG.to_dict())
+    assert planned is not None and "says that there are 5 heads, its weights have 3" in planned
+    with pytest.raises(DecodingError, match=re.escape(planned)):
+        part("medusa", "module").load(fewer, target)
     folder = put(tmp_path, named, w, file)
     assert head_fault("medusa", folder, CONFIG.to_dict()) is None
     hidden = r(2, D)

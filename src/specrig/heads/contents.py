@@ -1,6 +1,6 @@
-"""What a head's folder holds, from its config.json and the headers of its safetensors files alone.
+"""What a head's folder holds, from its config.json and the headers of its weights alone.
 
-So a plan knows what loading will say; files of torch (.bin, .pt) are opened by loading only. No torch here.
+So a plan knows what loading will say. No torch here.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 from specrig.heads import shapes as of
 from specrig.heads.base import MASKS
 from specrig.heads.layouts import LAYOUTS, PREFIX, Config, Layout, renamed
+from specrig.heads.pickled import tensor_shapes as pickled_shapes
 from specrig.heads.shapes import Fits, Shapes
 from specrig.runtime.types import DecodingError
 
@@ -134,7 +135,7 @@ def check_pointer(file: Path) -> None:
 
 
 def tensor_shapes(folder: Path, title: str) -> Shapes | None:
-    """Shapes of the tensors in a folder's safetensors files, by their headers; None: they lie in files of torch.
+    """Shapes of the tensors in a folder's files, by their headers; None: only torch can tell.
 
     Raises DecodingError where there are none, or damaged ones.
     """
@@ -144,7 +145,10 @@ def tensor_shapes(folder: Path, title: str) -> Shapes | None:
     for file in files(folder, title):
         check_pointer(file)
         if file.suffix != ".safetensors":
-            return None
+            if (pickled := pickled_shapes(file)) is None:
+                return None
+            found |= pickled
+            continue
         try:
             with safe_open(file, framework="numpy") as opened:
                 found |= {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118

@@ -68,8 +68,12 @@ def _medusa(config: Config, shapes: Shapes | None) -> dict[str, Any]:
     blocks = [re.fullmatch(r"blocks\.(\d+)\.layers\.(\d+)\.weight", name) for name in shapes]
     places = [(int(match[1]), int(match[2])) for match in blocks if match]
     if places:  # authors' files hold more heads than some of their configurations say
-        listed = found.get("num_heads")
-        found["num_heads"] = max(listed if isinstance(listed, int) else 0, 1 + max(head for head, _ in places))
+        listed, heads = found.get("num_heads"), 1 + max(head for head, _ in places)
+        if isinstance(listed, int) and listed > heads:
+            raise DecodingError(
+                f"its config.json says that there are {listed} heads, its weights have {heads}; take both from one place"
+            )
+        found["num_heads"] = heads
         found["num_hidden_layers"] = 1 + max(index for _, index in places)
         widths = [shape[0] for name, shape in shapes.items() if name.endswith(".weight") and name.startswith("blocks.")]
         found.setdefault("hidden_size", widths[0])
