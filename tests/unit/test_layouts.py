@@ -26,7 +26,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from specrig.decoding.drafters import registry
 from specrig.decoding.loop import generate
 from specrig.heads import part
-from specrig.heads.layouts import LAYOUTS, head_fault
+from specrig.heads.contents import head_fault
+from specrig.heads.layouts import LAYOUTS
 from specrig.runtime import compiled
 from specrig.runtime.linear import kernel_choice
 from specrig.runtime.transformers_model import cached_model
@@ -410,6 +411,11 @@ def test_medusa(file: str, layers: int, biases: bool, target: Any, tmp_path: Pat
             "architectures": ["MedusaModel"], "model_type": "medusa", "hidden_size": D, "vocab_size": V, "num_heads": 3,
             "num_hidden_layers": layers, "medusa_fc_bias": biases, "truncated_vocab_size": V,
         }  # fmt: skip
+    fewer = put(tmp_path / "fewer", named | {"medusa_num_heads" if theirs else "num_heads": 5}, w, file)
+    planned = head_fault("medusa", fewer, CONFIG.to_dict())
+    assert planned is not None and "says that there are 5 heads, its weights have 3" in planned
+    with pytest.raises(DecodingError, match=re.escape(planned)):
+        part("medusa", "module").load(fewer, target)
     folder = put(tmp_path, named, w, file)
     assert head_fault("medusa", folder, CONFIG.to_dict()) is None
     hidden = r(2, D)
@@ -573,10 +579,12 @@ def test_a_head_as_published_keeps_the_output(source: Any, tmp_path: Path) -> No
 
 def test_every_layout_is_listed_and_none_needs_torch(tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "training.md").read_text(encoding="utf-8")
-    assert all(f"| {layout.writers} |" in page for layout in LAYOUTS if layout.kind != "hydra")
+    cells = [[cell.strip() for cell in row.split("|")[1:3]] for row in page.splitlines() if row.startswith("| `")]
+    for layout in (layout for layout in LAYOUTS if layout.kind != "hydra"):
+        assert any(kind == f"`{layout.kind}`" and layout.writers in writers for kind, writers in cells), layout.writers
     folder = put(tmp_path, BASE, eagle_tensors())
     code = (
-        "import sys; from pathlib import Path; from specrig.heads.layouts import head_fault; "
+        "import sys; from pathlib import Path; from specrig.heads.contents import head_fault; "
         f"print(head_fault('eagle', Path({str(folder)!r}), {{}})); sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "None\n"

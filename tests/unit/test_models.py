@@ -167,6 +167,7 @@ KINDS: dict[str, Callable[[Path], None]] = {
     "other numbers of tokens": config(vocab_size=300),
     "another width": config(hidden_size=64),
     "other layers": config(num_hidden_layers=1),
+    "other heads of attention": config(num_key_value_heads=1),
     "tensors that nothing reads": tensors(with_bias),
     "tensors that are missing": lacking("model.norm.weight"),
     "no LM head": lacking("lm_head.weight"),
@@ -214,8 +215,16 @@ def says(sentence: str, text: str) -> bool:
     return re.search(pattern, " ".join(text.split())) is not None
 
 
+ELSEWHERE = {
+    "a file of torch that is cut short or none",
+    "a file of torch that would run code",
+    "an unknown scaling of rotary positions",
+}
+"""Kinds whose sentences `test_gate` has."""
+
+
 def test_the_page_lists_every_kind() -> None:
-    assert list(sentences()) == list(KINDS)
+    assert [kind for kind in sentences() if kind not in ELSEWHERE] == list(KINDS)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from specrig.errors import with_type
-from specrig.heads import layouts
+from specrig.heads import contents
 from specrig.heads import shapes as of
 from specrig.heads.shapes import Fits, Shapes
 from specrig.runtime.eight_bits import restored
@@ -38,12 +38,12 @@ def write(folder: Path, config: Any, tensors: dict[str, Tensor], shapes: Shapes)
 
 
 def read(folder: Path, title: str = "weights") -> dict[str, Tensor]:
-    """Tensors of a head's folder under their own names, those of 8 bits `restored`, of whichever of `layouts.WEIGHTS` is
+    """Tensors of a head's folder under their own names, those of 8 bits `restored`, of whichever of `contents.WEIGHTS` is
     there. Raises DecodingError where none is.
     """
     found: dict[str, Tensor] = {}
-    for file in layouts.files(folder, title):
-        layouts.check_pointer(file)
+    for file in contents.files(folder, title):
+        contents.check_pointer(file)
         try:
             if file.suffix == ".safetensors":
                 found |= load_file(file)
@@ -52,7 +52,7 @@ def read(folder: Path, title: str = "weights") -> dict[str, Tensor]:
         except MemoryError:
             raise
         except Exception as error:  # each library has its own
-            reason = f"damaged ({with_type(error)}); {layouts.AGAIN}"
+            reason = f"damaged ({with_type(error)}); {contents.AGAIN}"
             if isinstance(error, UnpicklingError) and "Unsupported" in str(error):
                 reason = "it holds more than tensors, which is not read; save its state_dict alone, as safetensors"
             raise DecodingError(f"{file}: {reason}") from error
@@ -60,10 +60,10 @@ def read(folder: Path, title: str = "weights") -> dict[str, Tensor]:
 
 
 def read_head(folder: Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The keys of config.json and the tensors of a head of this kind, under our names (`layouts`)."""
-    if kind not in layouts.SHAPES:  # a model's folder, or a head of one layout
-        title = layouts.TITLES.get(kind, f"{kind} head")
-        return layouts.read_config(folder, title), read(folder, title)
+    """The keys of config.json and the tensors of a head of this kind, under our names (`heads.layouts`)."""
+    if kind not in contents.SHAPES:  # a model's folder, or a head of one layout
+        title = contents.TITLES.get(kind, f"{kind} head")
+        return contents.read_config(folder, title), read(folder, title)
     found, tensors = described(folder, kind)
     return found.config, tensors
 
@@ -73,17 +73,17 @@ def sizes_of(target: CachedModel) -> Fits:
     return Fits(target.hidden_size, target.config.vocab_size, target.layers)
 
 
-def described(folder: Path, kind: str) -> tuple[layouts.Description, dict[str, Tensor]]:
+def described(folder: Path, kind: str) -> tuple[contents.Description, dict[str, Tensor]]:
     """What a folder holds, and its tensors under our names. Raises DecodingError where it holds no head of this kind."""
-    layouts.read_config(folder, layouts.TITLES[kind])
-    tensors = read(folder, layouts.TITLES[kind])
+    contents.read_config(folder, contents.TITLES[kind])
+    tensors = read(folder, contents.TITLES[kind])
     if "t2d" in tensors and "d2t" not in tensors and not bool(tensors["t2d"].all()):
         reached = tensors["t2d"].nonzero().flatten()
         tensors["d2t"] = reached - torch.arange(len(reached))
-    if (file := folder / layouts.MASK_EMBEDDING).is_file():
+    if (file := folder / contents.MASK_EMBEDDING).is_file():
         stored = torch.load(file, map_location="cpu", weights_only=True)
         tensors["mask_embedding"] = (stored["embedding"] if isinstance(stored, dict) else stored).flatten()
-    found = layouts.describe(folder, kind, {name: tuple(tensor.shape) for name, tensor in tensors.items()})
+    found = contents.describe(folder, kind, {name: tuple(tensor.shape) for name, tensor in tensors.items()})
     named = {found.name(name): tensor for name, tensor in tensors.items()}
     return found, {name: named[name].reshape(shape) for name, shape in (found.shapes or {}).items()}
 
@@ -120,7 +120,7 @@ class Checkpoint(ABC):
     """A head that is kept as config.json and model.safetensors."""
 
     kind: ClassVar[str]
-    """A key of `layouts.TITLES`."""
+    """A key of `contents.TITLES`."""
     title: ClassVar[str]
     """What its folder holds, e.g. "Medusa heads"."""
     config_class: ClassVar[type[PreTrainedConfig]]
@@ -134,7 +134,7 @@ class Checkpoint(ABC):
     @classmethod
     def shapes(cls, config: Any) -> Shapes:
         """Of the tensors that a head with this configuration has."""
-        return layouts.SHAPES[cls.kind](config)
+        return contents.SHAPES[cls.kind](config)
 
     @classmethod
     @abstractmethod
@@ -144,18 +144,18 @@ class Checkpoint(ABC):
     @classmethod
     def save(cls, folder: Path, config: Any, tensors: dict[str, Tensor]) -> None:
         """Write config.json and model.safetensors (fp32)."""
-        extras = layouts.EXTRAS.get(cls.kind, lambda _: {})(config)
+        extras = contents.EXTRAS.get(cls.kind, lambda _: {})(config)
         write(folder, config, tensors, cls.shapes(config) | {name: extras[name] for name in tensors if name in extras})
 
     @classmethod
     def load(cls, folder: Path, target: CachedModel) -> Self:
-        """Read a head's folder, in any of the `layouts`, for this target. Raises DecodingError where it holds none that
+        """Read a head's folder, in any of the `heads.layouts`, for this target. Raises DecodingError where it holds none that
         fits.
         """
         with reading(folder, cls.title):
             found, tensors = described(folder, cls.kind)
             try:
-                if wrong := layouts.fault(found, cls.kind, sizes_of(target)):
+                if wrong := contents.fault(found, cls.kind, sizes_of(target)):
                     raise DecodingError(wrong)
                 return cls(cls.configured(found.config, target), tensors, target)
             except DecodingError as error:
@@ -169,7 +169,7 @@ class Checkpoint(ABC):
     def check(self, config: Any, tensors: dict[str, Tensor], target: CachedModel) -> None:
         """Raise DecodingError for a head of another target, or one whose tensors do not fit its configuration."""
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-        if wrong := layouts.misfit(self.kind, config, shapes, sizes_of(target)):
+        if wrong := contents.misfit(self.kind, config, shapes, sizes_of(target)):
             raise DecodingError(wrong)
 
 
@@ -197,5 +197,5 @@ def normal(shapes: Shapes, seed: int, deviation: float) -> dict[str, Tensor]:
 
 def check_vocabulary(drafted: Tensor, vocabulary: int, name: str) -> None:
     """Raise DecodingError where a reduced vocabulary `[Vd]` names a token twice or one that the target lacks."""
-    if wrong := layouts.vocabulary_fault(drafted.tolist(), vocabulary, name):
+    if wrong := contents.vocabulary_fault(drafted.tolist(), vocabulary, name):
         raise DecodingError(wrong)

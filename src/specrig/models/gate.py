@@ -60,13 +60,18 @@ def check_model(model: str, revision: str | None = None, *, drafts: bool = False
     drafts: its embedding may lack the last tokens of its tokenizer, which it then never drafts.
     """
     check_decoder(model, revision)
-    folder, found = Path(model), config(model, revision)
-    if folder.is_dir():
-        weight_files.check_files(folder)
-        tensors = weight_files.headers(folder) if needs.quantized(found) is None else {}
-        if tensors and (reason := weight_files.contradiction(needs.text_config(found), tensors)) is not None:
-            raise ModelError(f"{model}: {reason}")
+    if Path(model).is_dir():
+        check_weights(Path(model))
     _check_ids(model, revision, drafts)
+
+
+def check_weights(folder: Path) -> None:
+    """Raise ModelError where the weights in a model folder are not those of its config.json, by their headers."""
+    weight_files.check_files(folder)
+    found = config(str(folder))
+    tensors = weight_files.headers(folder) if needs.quantized(found) is None else {}
+    if tensors and (reason := weight_files.contradiction(needs.text_config(found), tensors)) is not None:
+        raise ModelError(f"{folder}: {reason}")
 
 
 def check_decoder(model: str, revision: str | None = None) -> None:

@@ -10,9 +10,11 @@ import re
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from specrig.errors import first_line
+from specrig.heads.shapes import further_extras, whole_layers
 from specrig.models.pair import ModelError
 from specrig.runtime.types import SCALE
 from specrig.runtime.whole import BESIDE
@@ -58,7 +60,10 @@ TOKENIZERS = ("tokenizer.json", "vocab.json", "tokenizer.model", "spiece.model",
 """Files in which tokenizers keep their tokens; those after tokenizer.json are of older models: byte-level BPE,
 SentencePiece (two names), WordPiece.
 """
-LAYER_PARTS = ("input_layernorm", "post_attention_layernorm", *(f"mlp.{name}_proj" for name in ("gate", "up", "down")))
+LLAMA_NAMES = ("llama", "mistral", "qwen2", "qwen3")
+"""Architectures whose tensors are known by name and shape."""
+LLAMA_SHAPES = ("gemma", "gemma2", "gemma3_text", "granite", "olmo2", "smollm3")
+"""Architectures that have further tensors, and the shapes of a Llama's under their names."""
 
 
 class Tensor(NamedTuple):
@@ -242,24 +247,45 @@ def _other_sizes(config: Mapping[str, Any], own: Mapping[str, Tensor]) -> str | 
 
 
 def _other_names(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str | None:
-    """Of architectures with Llama's names: a tensor that is missing, or that nothing would read."""
-    kind = config.get("model_type")
-    if kind not in ("llama", "mistral", "qwen2", "qwen3") or not isinstance(config.get("num_hidden_layers"), int):
+    """Of architectures with Llama's names: a tensor that is missing, that nothing would read, or of another shape."""
+    kind, sizes = config.get("model_type"), _sizes(config)
+    if kind not in LLAMA_NAMES + LLAMA_SHAPES or sizes is None:
         return None
-    biased = kind == "qwen2" or (kind != "mistral" and config.get("attention_bias"))
-    parts = {f"{part}.weight" for part in (*LAYER_PARTS, *(f"self_attn.{name}_proj" for name in "qkvo"))}
-    parts |= {f"self_attn.{name}_norm.weight" for name in "qk" if kind == "qwen3"}
-    parts |= {f"self_attn.{name}_proj.bias" for name in ("qkv" if kind == "qwen2" else "qkvo") if biased}
-    parts |= {f"mlp.{name}_proj.bias" for name in ("gate", "up", "down") if config.get("mlp_bias")}
-    needed = {"embed_tokens.weight", "norm.weight"}
-    needed |= {f"layers.{layer}.{part}" for layer in range(config["num_hidden_layers"]) for part in parts}
-    there = {name.removeprefix("model.") for name in tensors} - {"lm_head.weight"}
-    if config.get("tie_word_embeddings") and "lm_head.weight" in tensors:
-        needed -= {"embed_tokens.weight"} - there  # either of the two stands for both
-    if missing := sorted(needed - there):
-        return f"the weights lack {_some(missing)}"
-    left_out = sorted(there - needed)
-    return f"nothing in a {kind} model of this config.json reads {_some(left_out)}" if left_out else None
+    shapes = whole_layers(sizes, 0)
+    shapes |= dict.fromkeys(("embed_tokens.weight", "lm_head.weight"), (sizes.vocab_size, sizes.hidden_size))
+    shapes["norm.weight"] = (sizes.hidden_size,)
+    parts = {f"{name}_norm.weight" for name in "qk" if kind == "qwen3"}
+    if kind == "qwen2" or (kind != "mistral" and config.get("attention_bias")):
+        parts |= {f"{name}_proj.bias" for name in ("qkv" if kind == "qwen2" else "qkvo")}
+    if config.get("mlp_bias"):
+        parts |= {f"{name}_proj.bias" for name in ("gate", "up", "down")}
+    extras = further_extras(sizes, 0).items()
+    shapes |= {name: shape for name, shape in extras if name.split(".", 3)[3] in parts}
+    there = {name.removeprefix("model."): tuple(tensor.shape) for name, tensor in tensors.items()}
+    if kind in LLAMA_NAMES:
+        needed = shapes.keys() - {"lm_head.weight"}
+        if config.get("tie_word_embeddings") and "lm_head.weight" in there:
+            needed -= {"embed_tokens.weight"} - there.keys()  # either of the two stands for both
+        if missing := sorted(needed - there.keys()):
+            return f"the weights lack {_some(missing)}"
+        if left_out := sorted(there.keys() - shapes.keys()):
+            return f"nothing in a {kind} model of this config.json reads {_some(left_out)}"
+    for name in (name for name in shapes if name in there and there[name] != shapes[name]):
+        return f"by config.json {name} is {list(shapes[name])}, in the weights it is {list(there[name])}"
+    return None
+
+
+def _sizes(config: Mapping[str, Any]) -> SimpleNamespace | None:
+    """The sizes that shapes of layers follow from; None where config.json leaves one to transformers' default."""
+    names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    found = {name: config.get(name) for name in (*names, "num_key_value_heads", "head_dim")}
+    if config.get("model_type") == "llama":
+        found["num_key_value_heads"] = found["num_key_value_heads"] or found["num_attention_heads"]
+    if config.get("model_type") == "qwen3":
+        found["head_dim"] = found["head_dim"] or 128
+    if not all(isinstance(size, int) for name, size in found.items() if name != "head_dim"):
+        return None
+    return SimpleNamespace(**found)
 
 
 def _some(names: list[str]) -> str:

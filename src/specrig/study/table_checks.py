@@ -16,9 +16,9 @@ from typing import Any
 from specrig.corpus.example import PROMPT_FILES
 from specrig.engines import registry as engines
 from specrig.heads import of_draft, trained
-from specrig.heads.layouts import head_fault
+from specrig.heads.contents import CHECKS, head_fault
 from specrig.models import facts, gguf, weight_files
-from specrig.models.gate import check_decoder, check_model, check_vocabulary
+from specrig.models.gate import check_decoder, check_model, check_vocabulary, check_weights
 from specrig.models.pair import ModelError
 from specrig.provenance.trained_for import check_trained_for
 from specrig.study.problems import Problems, nearest
@@ -129,11 +129,22 @@ def check_pairs(study: Study, problems: Problems, *, from_table: bool = True) ->
                 continue
             folder = Path(source).expanduser()
             if folder.is_dir():
-                if (reason := head_fault(head, folder, _config_at_hand(row, head))) is not None:
+                if (reason := _head_fault(row, head, folder)) is not None:
                     report(name, "heads", f"{head}: {reason}", "name a head of this target, or leave it out")
             elif looks_like_path(source):
                 fix = f"give a folder, relative to the current directory, or a hub id (owner/name){trained}"
                 report(name, "heads", f"{head}: no folder {source}", fix)
+
+
+def _head_fault(row: Pair, head: str, folder: Path) -> str | None:
+    """Why a folder holds no head of this kind for the row's model; None: it does, as far as its files tell."""
+    if (reason := head_fault(head, folder, _config_at_hand(row, head))) is not None or head not in CHECKS:
+        return reason
+    try:
+        check_weights(folder)  # such a folder is a model's
+    except ModelError as error:
+        return str(error)
+    return None
 
 
 def _config_at_hand(row: Pair, head: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from specrig.heads import layouts, markov
+from specrig.heads import contents, markov
 from specrig.heads.checkpoint import Checkpoint, check_vocabulary, normal
 from specrig.heads.markov import MarkovBias
 from specrig.heads.measured import rates
@@ -47,7 +47,7 @@ class DepthHeads(Checkpoint):
 
     def _check(self, config: Any, tensors: dict[str, Tensor], target: CachedModel) -> None:
         if missing := [name for name in self.keys if getattr(config, name, None) is None]:
-            raise DecodingError(layouts.lacks(self.kind, missing))
+            raise DecodingError(contents.lacks(self.kind, missing))
         self.check(config, tensors, target)
         if (drafted := tensors.get("token_map")) is not None:
             check_vocabulary(drafted, target.vocab_size, "token_map")

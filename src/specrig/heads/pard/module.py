@@ -18,8 +18,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from specrig.heads.checkpoint import reading, write
+from specrig.heads.contents import pard_fault
 from specrig.heads.layer import mask_token
-from specrig.heads.layouts import pard_fault
 from specrig.heads.measured import measured
 from specrig.runtime.model import CachedModel
 from specrig.runtime.transformers_model import cached_model
