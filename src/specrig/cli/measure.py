@@ -89,13 +89,16 @@ def remeasure(
     as_json: Json = False,
 ) -> None:
     """Quarantine the records of disturbed cells: the next run of the study measures only these cells again."""
+    from specrig.analysis.disturbance import disturbances
     from specrig.measurement.quarantine import quarantine_disturbed
     from specrig.measurement.records import replicate_folder
     from specrig.results.study_data import read_study
 
     loaded = load(study or config)
     disturbed: dict[Path, dict[str, None]] = {}
-    reasons = [(name, reason) for name, found in read_study(loaded.root).disturbances.items() for reason in found]
+    data = read_study(loaded.root)
+    marks = disturbances(data.every, data.environments)
+    reasons = [(name, reason) for name, found in marks.items() for reason in found]
     for name, reason in reasons:
         job, _, slug = name.rpartition("/")
         disturbed.setdefault(replicate_folder(loaded.root / "records" / job, reason.replicate), {})[slug] = None

@@ -25,7 +25,6 @@ from specrig.measurement.records import study_records
 from specrig.measurement.runner import measure
 from specrig.results.grid import interval, number, percent
 from specrig.results.labels import BASELINES, method_name, task_name
-from specrig.results.speed_tables import runs_note
 from specrig.study.study import Study
 from specrig.terminal import Column, print_table
 
@@ -197,6 +196,6 @@ def show_tuned(rows: Sequence[Tuned], console: Console) -> None:
         console.print(
             f"Measured: {measured:,} of the grid's {grid:,} generations, plain ones included "
             f"({percent(measured / grid)}).\nSpeedups are those of prompts that had no part in the choice. "
-            f"{runs_note(1)} Outputs are not audited.",
+            "Outputs are not audited.",
             markup=False,
         )

@@ -58,7 +58,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A figure. caption: below it. file: its caption in Snakemake's report, if another. timed: it shows speeds.
+    """A figure. caption: below it. file: its caption in Snakemake's report, if another.
 
     column: a paper sets it in one column. front: the PDF sets its first drawing below its title, in a column. draw: draws it on a `figures.panels.Sheet`; None: `figures.drawings` does.
     """
@@ -66,7 +66,6 @@ class Figure:
     name: str
     caption: str
     file: str = ""
-    timed: bool = True
     column: bool = False
     front: bool = False
     draw: Callable[[StudyResults, Any], Drawn] | None = None

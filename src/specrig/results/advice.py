@@ -9,11 +9,9 @@ import numpy as np
 import pandas as pd
 
 from specrig.analysis.cells import identity, row_dicts, row_identity
-from specrig.analysis.disturbance import disturbed
-from specrig.measurement.signs import is_disturbed
 from specrig.results import grid
 from specrig.results.grid import Grid, GridEntry
-from specrig.results.labels import DISTURBED_NOTE, method_name, task_name
+from specrig.results.labels import method_name, task_name
 from specrig.results.study_data import StudyData
 from specrig.results.summary import base_setting, comparable
 
@@ -26,8 +24,7 @@ def advised(study: StudyData, cells: pd.DataFrame) -> pd.DataFrame:
     """One row per engine, pair and task: the cell of the fastest lossless method, at the lowest temperature and
     smallest batch.
 
-    cells: `StudyResults.cells`. Cells that are lossy or failed the audit are left out, disturbed ones too unless there
-    are no others.
+    cells: `StudyResults.cells`. Cells that are lossy or failed the audit are left out.
 
     Columns: those of `cells`; `rivals` (names of the other methods of which a cell's interval reaches into the best
     one's); `beyond_mb` (peak memory beyond plain decoding's in the same cell, NaN if not known).
@@ -38,8 +35,7 @@ def advised(study: StudyData, cells: pd.DataFrame) -> pd.DataFrame:
     }
     rows = []
     for _, frame in _fair(cells).groupby(SETTING, sort=False):
-        quiet = frame[~disturbed(frame)]
-        best, *others = row_dicts((frame if quiet.empty else quiet).sort_values("speedup", ascending=False))
+        best, *others = row_dicts(frame.sort_values("speedup", ascending=False))
         near = dict.fromkeys(_name(row) for row in others if not row["speedup_high"] < best["speedup_low"])
         rivals = [name for name in near if name != _name(best)]
         memory = best["peak_memory_mb"] - (plain[row_identity(best)] or np.nan)
@@ -48,7 +44,7 @@ def advised(study: StudyData, cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def _fair(cells: pd.DataFrame) -> pd.DataFrame:
-    """The cells that may be advised unless disturbed: lossless, passed by the audit, in their base setting."""
+    """The cells that may be advised: lossless, passed by the audit, in their base setting."""
     base = pd.concat([cells.iloc[:0], *(base_setting(frame) for _, frame in cells.groupby(SETTING, sort=False))])
     fair = base[comparable(base)]
     return fair.assign(variant=fair["variant"].fillna("")).dropna(subset=["speedup"])
@@ -70,7 +66,7 @@ def advice_grid(found: pd.DataFrame, cells: pd.DataFrame, links: Callable[[dict[
                 GridEntry(
                     _name(row) if gains else "none",
                     "" if certain else "gain not certain" if gains else "",
-                    bold=certain and not is_disturbed(row),
+                    bold=certain,
                 ),
                 GridEntry(str(row["k"]) if gains else "–"),
                 GridEntry(
@@ -96,7 +92,6 @@ def advice_grid(found: pd.DataFrame, cells: pd.DataFrame, links: Callable[[dict[
             "method was faster than plain decoding; the speedup is that of the fastest. More memory: peak memory minus "
             "that of plain decoding in the same cell, and the peak itself."
         ),
-        notes=[DISTURBED_NOTE] if disturbed(found).any() else [],
     )
 
 
@@ -112,4 +107,4 @@ def _megabytes(size: float) -> str:
 
 
 def _name(row: dict[str, Any]) -> str:
-    return method_name(row["method"], variant=row["variant"], disturbed=is_disturbed(row))
+    return method_name(row["method"], variant=row["variant"])

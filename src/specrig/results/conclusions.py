@@ -11,26 +11,17 @@ import pandas as pd
 from specrig.analysis.cells import row_dicts
 from specrig.analysis.repetition import LOOPING
 from specrig.results.grid import interval, number, percent
-from specrig.results.labels import BASELINES, DISTURBED_SIGN, method_name, task_name
+from specrig.results.labels import BASELINES, method_name, task_name
 from specrig.results.speed_tables import mean_units
-from specrig.results.summary import CROSS_FITTED, MEAN, base_setting, comparable, disturbed_in, over_most_tasks
-
-ALL_DISTURBED = (
-    f"{DISTURBED_SIGN} Every lossless method was disturbed while it was measured, this one too: measure again on a "
-    "quiet machine before you rely on it."
-)
+from specrig.results.summary import MEAN, base_setting, comparable, over_most_tasks
 
 
 class Leader(NamedTuple):
-    """The fastest lossless method of an engine and pair; top: its row of `rows`, None without one.
-
-    disturbed: all lossless methods were.
-    """
+    """The fastest lossless method of an engine and pair; top: its row of `rows`, None without one."""
 
     where: str
     rows: pd.DataFrame
     top: dict[str, Any] | None
-    disturbed: bool
 
 
 class Finding(NamedTuple):
@@ -46,16 +37,14 @@ class Finding(NamedTuple):
         return f"{self.answer} {self.explanation}".rstrip()
 
 
-def findings(summary: pd.DataFrame, best: pd.DataFrame, tasks: list[str], *, busy: bool = False) -> list[Finding]:
+def findings(summary: pd.DataFrame, best: pd.DataFrame, tasks: list[str]) -> list[Finding]:
     """The fastest method per engine and pair, at the lowest temperature and the smallest batch.
 
     summary: the result of `summary.speedup_summary`. best: the cells from which it was computed. Lossy methods and
-    methods that failed the audit are never named as the fastest, nor those that were measured on fewer tasks. Methods
-    with a disturbed cell are named, with their sign, only where there are no others. Speedups are those with k chosen
-    on other prompts. busy: whether the report says already that the machine was busy throughout.
+    methods that failed the audit are never named as the fastest, nor those that were measured on fewer tasks.
     """
     found = []
-    for where, rows, top, disturbed in _leaders(summary):
+    for where, rows, top in _leaders(summary):
         if top is None:
             measured = rows["lossless"].astype(bool) & ~rows["method"].isin(list(BASELINES))
             none = f"No lossless speculative method on {where} passed the audit and has a speedup."
@@ -65,23 +54,21 @@ def findings(summary: pd.DataFrame, best: pd.DataFrame, tasks: list[str], *, bus
                 )
             )
             continue
-        warning = [ALL_DISTURBED] if disturbed and not busy else []
-        answer = _answer(top, tasks, where, disturbed=disturbed)
-        found.append(Finding(where, answer, " ".join([*warning, *_explanation(top, rows, best, tasks)])))
+        found.append(Finding(where, _answer(top, tasks, where), " ".join(_explanation(top, rows, best, tasks))))
     return found
 
 
 def in_short(summary: pd.DataFrame) -> list[str]:
     """The answers of `findings` as lines for a terminal. summary: see there."""
     lines = []
-    for where, _, top, disturbed in _leaders(summary):
+    for where, _, top in _leaders(summary):
         if top is None:
             continue
         name = method_name(top["method"], variant=top["variant"])
         over = f"mean over {top['tasks']} task{'s' if top['tasks'] != 1 else ''}"
         lines.append(
-            f"Fastest lossless method on {where}: {name} at k = {top['k']}, {number(top[CROSS_FITTED])} times the speed "
-            f"of plain decoding ({over}{_batch(top)}, {_spread(top)}{', disturbed' if disturbed else ''})"
+            f"Fastest lossless method on {where}: {name} at k = {top['k']}, {number(top[MEAN])} times the speed "
+            f"of plain decoding ({over}{_batch(top)}, {_spread(top)})"
         )
     return lines
 
@@ -90,27 +77,24 @@ def _leaders(summary: pd.DataFrame) -> Iterator[Leader]:
     for (engine, pair), rows in summary.groupby(["engine", "pair"], sort=False):
         where = f"{pair} ({engine})"
         rows = base_setting(rows)
-        marked = disturbed_in(rows, MEAN) | disturbed_in(rows, CROSS_FITTED)
-        fair = rows[comparable(rows)].dropna(subset=[CROSS_FITTED])
+        fair = rows[comparable(rows)].dropna(subset=[MEAN])
         if fair.empty:
-            yield Leader(where, rows, None, disturbed=False)
+            yield Leader(where, rows, None)
             continue
-        quiet = fair[~marked[fair.index]]
-        evidence = over_most_tasks(fair if quiet.empty else quiet)
-        top = cast("dict[str, Any]", evidence.sort_values(CROSS_FITTED).iloc[-1].to_dict())
-        yield Leader(where, rows, top, disturbed=quiet.empty)
+        top = cast("dict[str, Any]", over_most_tasks(fair).sort_values(MEAN).iloc[-1].to_dict())
+        yield Leader(where, rows, top)
 
 
 def _spread(top: dict[str, Any]) -> str:
-    low, high = top[f"{CROSS_FITTED}_low"], top[f"{CROSS_FITTED}_high"]
+    low, high = top[f"{MEAN}_low"], top[f"{MEAN}_high"]
     return f"{interval(low, high)} at 95 %" if np.isfinite(low) else f"n = {mean_units(top)}: no interval"
 
 
-def _answer(top: dict[str, Any], tasks: list[str], where: str, *, disturbed: bool) -> str:
-    name = method_name(top["method"], variant=top["variant"], disturbed=disturbed)
+def _answer(top: dict[str, Any], tasks: list[str], where: str) -> str:
+    name = method_name(top["method"], variant=top["variant"])
     measured = sum(np.isfinite(top[task]) for task in tasks)
     return (
-        f"On {where} the fastest lossless method is {name} at k = {top['k']}: {number(top[CROSS_FITTED])} times the "
+        f"On {where} the fastest lossless method is {name} at k = {top['k']}: {number(top[MEAN])} times the "
         f"speed of autoregressive decoding in the geometric mean over {measured} task{'s' if measured != 1 else ''} at "
         f"temperature {top['temperature']:g}{_batch(top)} ({_spread(top)}).{_doubt(top)}"
     )
@@ -121,9 +105,9 @@ def _batch(top: dict[str, Any]) -> str:
 
 
 def _doubt(top: dict[str, Any]) -> str:
-    if top[f"{CROSS_FITTED}_high"] < 1:
+    if top[f"{MEAN}_high"] < 1:
         return " That is slower than plain decoding."
-    if top[f"{CROSS_FITTED}_low"] <= 1:
+    if top[f"{MEAN}_low"] <= 1:
         return " The interval contains 1, so these prompts show no certain gain."
     return ""
 
@@ -131,9 +115,8 @@ def _doubt(top: dict[str, Any]) -> str:
 def _explanation(top: dict[str, Any], rows: pd.DataFrame, best: pd.DataFrame, tasks: list[str]) -> list[str]:
     measured = [task for task in tasks if np.isfinite(top[task])]
     sentences = []
-    if top[f"{CROSS_FITTED}_ks"]:
-        chosen = " and ".join(dict.fromkeys(top[f"{CROSS_FITTED}_ks"].split(", ")))
-        sentences.append(f"Each half of the prompts is judged at the k that the other half chose (k = {chosen}).")
+    if top["several_k"]:
+        sentences.append("Its k was chosen on the same prompts.")
     ordered = sorted(measured, key=lambda task: top[task])
     if len(ordered) > 1:
         most, least = ordered[-1], ordered[0]
@@ -158,8 +141,8 @@ def _explanation(top: dict[str, Any], rows: pd.DataFrame, best: pd.DataFrame, ta
             f"The measured speed is {percent(kept)} of the speed that its acceptance and the cost of bare passes "
             "predict (median over tasks)."
         )
-    others = rows[~disturbed_in(rows, CROSS_FITTED) & ~rows["method"].isin([top["method"], *BASELINES])]
-    slower = others[others[f"{CROSS_FITTED}_high"] < 1]
+    others = rows[~rows["method"].isin([top["method"], *BASELINES])]
+    slower = others[others[f"{MEAN}_high"] < 1]
     if len(slower):
         names = (method_name(row["method"], variant=row["variant"]) for row in row_dicts(slower))
         sentences.append(f"Methods whose whole interval is below plain decoding: {', '.join(dict.fromkeys(names))}.")
@@ -186,21 +169,6 @@ def best_k_sentences(cells: pd.DataFrame, summary: pd.DataFrame) -> list[str]:
                 f"prompts: {', '.join(named)}."
             )
     return sentences
-
-
-def drift_sentence(cells: pd.DataFrame) -> str:
-    """How much speedups changed between the first and the last run; empty where each job ran once."""
-    known = cells.dropna(subset=["drift"])
-    if known.empty:
-        return ""
-    changes = known["drift"].map(lambda drift: max(drift, 1 / drift))
-    apart = int(((known["drift_low"] > 1) | (known["drift_high"] < 1)).sum())
-    return (
-        f"Each job ran {int(known['replicates'].max())} times, each time in its own process. Between the first and the "
-        f"last run the speedup of a cell changed by {percent(changes.median() - 1, 1)} in the median and by "
-        f"{percent(changes.max() - 1, 1)} at most. In {apart} of {len(known)} cells the choice of prompts alone does "
-        "not explain the change. The intervals include it."
-    )
 
 
 def repetition_warnings(cells: pd.DataFrame) -> list[str]:

@@ -7,13 +7,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from specrig.analysis.cells import row_dicts, row_identity
-from specrig.analysis.disturbance import disturbed
+from specrig.analysis.cells import row_dicts
 from specrig.analysis.engines import SETTING, compare
 from specrig.analysis.statistics import LEAST_UNITS
 from specrig.results import grid
 from specrig.results.grid import Grid, GridEntry
-from specrig.results.labels import DISTURBED_NOTE, DISTURBED_SIGN, LOSSY_NOTE, method_name, method_order, task_name
+from specrig.results.labels import LOSSY_NOTE, method_name, method_order, task_name
 from specrig.results.machine import precisions
 from specrig.results.study_data import StudyData
 
@@ -67,8 +66,6 @@ def engines_grid(compared: pd.DataFrame, study: StudyData) -> Grid:
     ]
     order = {method: number for number, method in enumerate(method_order(compared["method"]))}
     found = sorted(row_dicts(compared), key=lambda row: order[row["method"]])  # stable: engines stay together
-    table = study.table
-    marked = {row_identity(row) for row in row_dicts(table[disturbed(table)])}
     letters: dict[str, str] = {}
     rows = []
     for row in found:
@@ -81,7 +78,6 @@ def engines_grid(compared: pd.DataFrame, study: StudyData) -> Grid:
         )
         difference = f"{row['difference']:+.2f} ({100 * unlike:+.1f} %)" if np.isfinite(unlike) else "–"
         reference = row["engine"] == row["reference"]
-        own, first = (row_identity(row | {"engine": engine}) in marked for engine in (row["engine"], row["reference"]))
         labels = [
             *(task_name(str(row[name])) if name == "task" else _formatted(row[name]) for name in varying),
             method_name(row["method"], variant=row["variant"], lossless=row["lossless"]),
@@ -92,12 +88,12 @@ def engines_grid(compared: pd.DataFrame, study: StudyData) -> Grid:
             [
                 *map(GridEntry, labels),
                 GridEntry(str(row["common_prompts"])),
-                GridEntry(grid.number(row["tokens_per_s"], 1, disturbed=own)),
+                GridEntry(grid.number(row["tokens_per_s"], 1)),
                 GridEntry(
-                    "1" if reference else grid.number(row["relative_speed"], disturbed=own or first),
+                    "1" if reference else grid.number(row["relative_speed"]),
                     _spread(row, "relative_speed", reference),
                 ),
-                grid.measured(row, "speedup", disturbed=own),
+                grid.measured(row, "speedup"),
                 GridEntry(grid.number(row["acceptance_length"])),
                 GridEntry(
                     "" if reference else difference, " ".join(filter(None, (spread, mark))), bold=bool(row["disagrees"])
@@ -113,7 +109,6 @@ def engines_grid(compared: pd.DataFrame, study: StudyData) -> Grid:
         if len({found.get(pair) for found in precisions(study.jobs).values()} - {None}) > 1
     ]
     notes += [ALONE] if compared.empty else []
-    notes += [DISTURBED_NOTE] if any(DISTURBED_SIGN in entry.text for row in rows for entry in row) else []
     notes += [] if compared["lossless"].astype(bool).all() else [LOSSY_NOTE]
     return Grid(
         header=[

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specrig.analysis.statistics import LEAST_UNITS
-from specrig.results.labels import DISTURBED_SIGN
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +72,9 @@ class Grid:
         return list(found.items())
 
 
-def number(value: float | None, digits: int = 2, *, disturbed: bool = False) -> str:
-    """A number as text, with `digits` decimals and commas between thousands; an en dash where it is undefined.
-
-    disturbed: put the mark of disturbed cells behind it.
-    """
-    text = "–" if value is None or not math.isfinite(value) else f"{value:z,.{digits}f}"
-    return f"{text} {DISTURBED_SIGN}" if disturbed else text
+def number(value: float | None, digits: int = 2) -> str:
+    """A number as text, with `digits` decimals and commas between thousands; an en dash where it is undefined."""
+    return "–" if value is None or not math.isfinite(value) else f"{value:z,.{digits}f}"
 
 
 def measured(
@@ -87,7 +82,6 @@ def measured(
     name: str,
     digits: int = 2,
     *,
-    disturbed: bool = False,
     bold: bool = False,
     struck: bool = False,
     units: int | None = None,
@@ -100,7 +94,7 @@ def measured(
     value, low, high = (scale * row[f"{name}{end}"] for end in ("", "_low", "_high"))
     known = units_of(row) if units is None else units
     note = interval(low, high, digits, units=known if math.isfinite(value) else None)
-    return GridEntry(number(value, digits, disturbed=disturbed), note, bold, struck and math.isfinite(value))
+    return GridEntry(number(value, digits), note, bold, struck and math.isfinite(value))
 
 
 def text(name: str) -> Column:
@@ -139,7 +133,7 @@ def percent(value: float | None, digits: int = 0) -> str:
     return "–" if value is None or not math.isfinite(value) else f"{100 * value:.{digits}f} %"
 
 
-_UNITS = re.compile(r"(?<=\d) (?=(?:%|[kMGT]?i?B(?:/s)?|[mμ]?s|tokens/s|GHz|MHz)(?![\w/])|[†‡])")
+_UNITS = re.compile(r"(?<=\d) (?=(?:%|[kMGT]?i?B(?:/s)?|[mμ]?s|tokens/s|GHz|MHz)(?![\w/])|†)")
 
 
 def unbroken(text: str) -> str:

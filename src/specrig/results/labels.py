@@ -19,11 +19,6 @@ FIRST = [
 BASELINES = ("autoregressive", "naive_batching")
 """Methods that draft nothing."""
 DAGGER = "†"
-DISTURBED_SIGN = "‡"
-DISTURBED_NOTE = (
-    "‡ disturbed: the machine did other things during the measurement, or the times do not fit together. Do not rely "
-    "on this value."
-)
 LOSSY_NOTE = "† lossy: the acceptance rule changes the target's distribution."
 BOLD_NOTE = "Bold: the fastest lossless method of its group, if it is faster than plain decoding."
 BATCHED_NOTE = (
@@ -44,10 +39,10 @@ def method_order(named: Iterable[str]) -> list[str]:
     return sorted(set(named), key=lambda name: (known.get(name, len(known)), name))
 
 
-def method_name(method: str, *, variant: str = "", lossless: bool = True, disturbed: bool = False) -> str:
-    """A method's name and variant, with a dagger if it is lossy, a double dagger if its cell is disturbed."""
-    signs = f"{'' if lossless else ' ' + DAGGER}{' ' + DISTURBED_SIGN if disturbed else ''}"
-    return f"{method}{f' ({variant_name(method, variant)})' if variant else ''}{signs}"
+def method_name(method: str, *, variant: str = "", lossless: bool = True) -> str:
+    """A method's name and variant, with a dagger if it is lossy."""
+    sign = "" if lossless else f" {DAGGER}"
+    return f"{method}{f' ({variant_name(method, variant)})' if variant else ''}{sign}"
 
 
 def cell_name(cell: Any) -> str:

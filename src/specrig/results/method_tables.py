@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pandas as pd
 
-from specrig.analysis.disturbance import disturbed
 from specrig.decoding.drafters import registry
 from specrig.results import grid
 from specrig.results.citations import further
@@ -21,10 +20,10 @@ from specrig.results.speed_tables import (
     speedup_column,
     table_notes,
     varying_levels,
-    with_signs,
+    with_bold,
 )
 from specrig.results.study_data import StudyData
-from specrig.results.summary import CROSS_FITTED
+from specrig.results.summary import MEAN
 
 
 def methods_grid(study: StudyData) -> Grid:
@@ -59,24 +58,24 @@ def methods_grid(study: StudyData) -> Grid:
 
 def headline_grid(speedups: pd.DataFrame, acceptance: pd.DataFrame, study: str) -> Grid:
     """Each method's mean speedup over tasks with its acceptance, in a column's width."""
-    at_k = ", each half of the prompts at the k that the other half chose" if chose_k(speedups) else ""
-    frame = with_signs(speedups, [CROSS_FITTED])
+    at_k = " at the best k, chosen on the same prompts" if chose_k(speedups) else ""
+    frame = with_bold(speedups, [MEAN])
     for name in ("mean_acceptance_length", "mean_acceptance_rate"):
         frame[name] = acceptance[name].to_numpy()
     return method_grid(
         frame,
         varying_levels(speedups),
         {
-            "speedup": speedup_column(CROSS_FITTED),
+            "speedup": speedup_column(MEAN),
             "τ": grid.figure("mean_acceptance_length"),
             "acceptance rate": grid.share("mean_acceptance_rate"),
         },
         caption=(
             f"Speedup over autoregressive decoding, geometric mean over tasks with its 95 % interval{at_k}; acceptance "
-            f"length τ and acceptance rate{' at the best k' if at_k else ''}, means over tasks{setting(speedups)}."
+            f"length τ and acceptance rate, means over tasks{setting(speedups)}."
         ),
         label=f"tab:{study}-headline",
-        notes=[BOLD_NOTE, *table_notes(speedups, marked=bool(frame[f"{CROSS_FITTED}_marked"].any()))],
+        notes=[BOLD_NOTE, *table_notes(speedups)],
     )
 
 
@@ -86,12 +85,11 @@ def task_grid(cells: pd.DataFrame, task: str, study: StudyData) -> Grid:
     order = {name: rank for rank, name in enumerate(method_order(cells["method"]))}
     shared = [level for level in levels if level != "method"]
     frame = cells.assign(rank=cells["method"].map(order)).sort_values([*shared, "rank", "variant"], kind="stable")
-    marked = disturbed(frame)
     return method_grid(
-        frame.assign(marked=marked, bold=best(frame, "speedup", shared, marked)),
+        frame.assign(bold=best(frame, "speedup", shared)),
         levels,
         {"speedup": speedup, **RATES, **ACCEPTANCE},
         caption=f"{task_name(task).capitalize()}: each method at its best k{setting(cells) if len(cells) else ''}.",
         label=f"tab:{study.name}-{task.replace('_', '-')}",
-        notes=[BOLD_NOTE, *table_notes(frame, marked=bool(marked.any()))],
+        notes=[BOLD_NOTE, *table_notes(frame)],
     )

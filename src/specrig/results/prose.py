@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
 
-from specrig.analysis.disturbance import disturbed
 from specrig.analysis.statistics import DIFFERENCE, LEAST_UNITS, LEVEL, POWER
 from specrig.results.grid import number, percent
-from specrig.results.labels import BASELINES, DISTURBED_SIGN, task_name
+from specrig.results.labels import BASELINES, task_name
 from specrig.results.machine import model_rows
 from specrig.results.round_tables import EFFICIENT
 from specrig.results.speed_tables import chose_k
@@ -17,6 +17,9 @@ from specrig.results.study_data import StudyData
 
 SMALL_MODEL = 100_000_000
 """For targets with fewer parameters the report says what a target this small cannot show."""
+
+MANY_UNSETTLED = 1 / 3
+"""The report names cells in which timing did not settle in more than this share of the prompts."""
 
 DEFINITIONS = {
     "speedup": (
@@ -57,16 +60,9 @@ DEFINITIONS = {
         f"{percent(LEVEL)}, over prompts: Student's t, widened on the side to which prompts are skewed (Hall's "
         "transformation). Intervals of speedups and rates are computed for logarithms. Ratios of sums are linearised, "
         "with the degrees of freedom of Bell and McCaffrey. A mean over tasks has the degrees of freedom of Welch and "
-        "Satterthwaite. Where jobs ran several times, intervals include the differences between runs. With fewer than "
+        "Satterthwaite. With fewer than "
         f"{LEAST_UNITS} prompts there is no interval; tables give the number n of prompts instead. How often the intervals "
         "contain the true value was simulated: benchmarks/interval_coverage.py."
-    ),
-    "‡ disturbed": (
-        "the machine did other things while the cell was measured. The evidence is one of three: what the operating "
-        "system counted (other processes, time that a virtual machine's host took, threads that waited for a "
-        "processor, suspension); what the machine could do before and after the cell; or the cell's own times (a "
-        "baseline that changed its speed, generations that took many times as long as the others, an efficiency that "
-        "nothing explains)."
     ),
     "† lossy": "the acceptance rule does not keep the target's distribution. The method buys speed with a change of "
     "its output.",
@@ -94,17 +90,21 @@ def scope(cells: pd.DataFrame, simulated: pd.DataFrame, tasks: list[str]) -> str
     return f"{', and '.join(parts)}; tasks: {', '.join(map(task_name, tasks))}." if parts else "No cell was measured."
 
 
-def certainty(cells: pd.DataFrame) -> str:
-    """How sure the answers are: how many prompts a task has and how many cells are disturbed; empty without cells."""
+def certainty(cells: pd.DataFrame, unsettled: Mapping[str, tuple[int, int]]) -> str:
+    """How many prompts a task has, and in how many of them timing did not settle; empty without cells.
+
+    unsettled: see `StudyData.unsettled`.
+    """
     if cells.empty:
         return ""
-    prompts, count = _prompts(cells), int(disturbed(cells).sum())
-    marked = (
-        f"{count} of {len(cells)} cells {'are' if count > 1 else 'is'} marked {DISTURBED_SIGN}"
-        if count
-        else "no cell is marked"
-    )
-    return f"Each task has {prompts} prompt{'' if prompts == '1' else 's'}, and {marked} as disturbed."
+    prompts = _prompts(cells)
+    text = f"Each task has {prompts} prompt{'' if prompts == '1' else 's'}."
+    if not unsettled:
+        return text
+    count, of = (sum(numbers[index] for numbers in unsettled.values()) for index in (0, 1))
+    text += f" Timing did not settle in {count:,} of {of:,} prompts of all cells."
+    most = [name for name, (some, every) in unsettled.items() if some > every * MANY_UNSETTLED]
+    return text + (f" More than a third of the prompts did not in {', '.join(most)}." if most else "")
 
 
 def _prompts(cells: pd.DataFrame) -> str:
@@ -138,8 +138,8 @@ def power_sentence(cells: pd.DataFrame) -> str:
 
 BEST_OF_SEVERAL_K = (
     "The best k of a method was chosen on the same prompts that its row shows. So the best of several k looks slightly "
-    "too good. The column and the sentences that judge each half of the prompts at the k of the other half do not have "
-    "this error. The fastest of several methods was also named on the prompts that it was compared on."
+    "too good. "
+    "The fastest of several methods was also named on the prompts that it was compared on."
 )
 BEST_OF_METHODS = (
     "The fastest of several methods was named on the prompts that it was compared on. So it looks slightly too good."
@@ -148,11 +148,9 @@ BEST_OF_METHODS = (
 
 def limits(study: StudyData, cells: pd.DataFrame, summary: pd.DataFrame, *, trained: bool) -> list[str]:
     """Sentences on what the figures do not say. summary: see `speedup_summary`; trained: whether a target was trained."""
-    replicates = study.replicates
     prompts = _prompts(cells)
-    runs = f" and the differences between {replicates} runs of each job" if replicates > 1 else " in one run"
     found = [
-        f"Intervals cover the choice of prompts ({prompts} a cell){runs}. They do not cover another machine or another "
+        f"Intervals cover the choice of prompts ({prompts} a cell). They do not cover another machine or another "
         "build of the libraries.",
         power_sentence(cells),
         BEST_OF_SEVERAL_K if chose_k(summary) else BEST_OF_METHODS,

@@ -9,10 +9,9 @@ import pandas as pd
 
 from specrig.analysis.acceptance import positions
 from specrig.analysis.cells import IDENTITY, identity, row_dicts
-from specrig.analysis.disturbance import disturbed
 from specrig.results import grid
 from specrig.results.grid import Grid, GridEntry
-from specrig.results.labels import DISTURBED_NOTE, method_name, method_order, task_name
+from specrig.results.labels import method_name, method_order, task_name
 from specrig.results.study_data import StudyData
 from specrig.results.summary import base_setting
 
@@ -65,8 +64,7 @@ def efficiency_grid(cells: pd.DataFrame, study: str) -> Grid:
     groups = cast("list[tuple[tuple[str, ...], pd.DataFrame]]", list(frame.groupby(keys, sort=False)))
     for labels, members in sorted(groups, key=lambda item: (*item[0][:-1], order.index(item[0][-1]))):
         low, middle, high = members["efficiency"].quantile([0, 0.5, 1])
-        sign = bool(disturbed(members).any())
-        method = method_name(labels[-1], lossless=bool(members["lossless"].all()), disturbed=sign)
+        method = method_name(labels[-1], lossless=bool(members["lossless"].all()))
         rows.append(
             [
                 *(GridEntry(str(label)) for label in (*labels[:-1], method)),
@@ -89,7 +87,6 @@ def efficiency_grid(cells: pd.DataFrame, study: str) -> Grid:
         caption="Efficiency (median and range over cells), median costs in units of a one-token target pass, and where "
         "decode time goes.",
         label=f"tab:{study}-efficiency",
-        notes=[DISTURBED_NOTE] if disturbed(frame).any() else [],
     )
 
 

@@ -10,12 +10,11 @@ import pandas as pd
 from specrig.analysis.cells import cells_table, row_dicts
 from specrig.analysis.claims import differing, related
 from specrig.analysis.cost_model import expected_tokens
-from specrig.analysis.disturbance import disturbed
 from specrig.measurement.records import Record
 from specrig.results import grid
 from specrig.results.claim_tables import reported_claims, with_conditions
 from specrig.results.grid import Column, Grid
-from specrig.results.labels import DISTURBED_NOTE, method_name, task_name
+from specrig.results.labels import method_name, task_name
 from specrig.results.speed_tables import RATES, device_columns
 from specrig.results.study_data import StudyData
 from specrig.study.claims import Claim
@@ -38,7 +37,7 @@ def simulated_table(study: StudyData) -> pd.DataFrame:
     the cell.
     """
     members = list(study.simulated.values())
-    table = study.with_machine_state(cells_table(record for records in members for record in records), study.simulated)
+    table = study.with_floor(cells_table(record for records in members for record in records), study.simulated)
     table.insert(0, "acceptance", LABEL)
     table.insert(1, "declared_alpha", [records[0].simulated_acceptance for records in members])
     table.insert(2, "expected_length", [_expected(records) for records in members])
@@ -75,12 +74,11 @@ def _expected(records: list[Record]) -> float:
 
 def simulated_grid(table: pd.DataFrame, study: str) -> Grid:
     """`simulated_table` as a table for readers."""
-    marked = disturbed(table)
     engine = {"engine": grid.text("engine")} if len(set(table["engine"])) > 1 else {}
     columns: dict[str, Column] = {
         **engine,
         "pair": grid.text("pair"),
-        "method": lambda row: method_name(row["method"], variant=row["variant"], disturbed=row["marked"]),
+        "method": lambda row: method_name(row["method"], variant=row["variant"]),
         "task": lambda row: task_name(row["task"]),
         "T": lambda row: f"{row['temperature']:g}",
         "k": lambda row: str(row["k"]) if row["k"] else "–",
@@ -94,7 +92,5 @@ def simulated_grid(table: pd.DataFrame, study: str) -> Grid:
         "reported": lambda row: str(row["reported_speedup"]) or "–",
         **device_columns(table),
     }
-    rows = row_dicts(table.assign(marked=marked))
-    notes = [DISTURBED_NOTE] if marked.any() else []
     labels, label = 6 + len(engine), f"tab:{study}-simulated"
-    return Grid.of(rows, columns, labels=labels, caption=CAPTION, label=label, notes=notes)
+    return Grid.of(row_dicts(table), columns, labels=labels, caption=CAPTION, label=label)

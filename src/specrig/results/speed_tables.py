@@ -9,68 +9,51 @@ from typing import Any
 import pandas as pd
 
 from specrig.analysis.cells import row_dicts
-from specrig.analysis.disturbance import disturbed
 from specrig.results import grid
 from specrig.results.grid import Column, Grid, GridEntry
 from specrig.results.labels import (
     BATCHED_NOTE,
     BOLD_NOTE,
-    DISTURBED_NOTE,
     FAILED_NOTE,
     LOSSY_NOTE,
     method_name,
     task_name,
 )
 from specrig.results.study_data import StudyData
-from specrig.results.summary import CROSS_FITTED, LEVELS, MEAN, comparable, disturbed_in, over_most_tasks
+from specrig.results.summary import LEVELS, MEAN, comparable, over_most_tasks
 
 BEST_K = (
     "k is the one with the largest geometric mean speedup. It was chosen on the same prompts, so the numbers of a "
     "method with several k are slightly too good."
 )
-CROSS_FITTED_NOTE = (
-    "The last column has no such error: each half of the prompts is judged at the k that the other half chose."
-)
 MEAN_NOTE = (
     "The geometric mean's interval can be far narrower than its tasks' own: the errors of the tasks partly cancel, and "
     "the prompts of all tasks together show the spread better."
 )
-ONE_RUN = "Intervals are over the prompts of one run. Differences between runs are not known."
-RUNS = "Intervals are over prompts and over {} runs of each job."
-
-
-def runs_note(replicates: int) -> str:
-    """The sentence that says what the intervals of speeds cover, given the number of replicates."""
-    return ONE_RUN if replicates < 2 else RUNS.format(replicates)
 
 
 def chose_k(summary: pd.DataFrame) -> bool:
     """Whether any method of a `speedup_summary` ran with several k, of which the best was chosen."""
-    return bool((summary[f"{CROSS_FITTED}_ks"] != "").any())
+    return bool(summary["several_k"].any())
 
 
-def speedup_grid(summary: pd.DataFrame, tasks: list[str], study: str, replicates: int = 1) -> Grid:
-    """`summary.speedup_summary` as a table for readers. The best lossless, undisturbed value of each column and setting
-    is bold.
+def speedup_grid(summary: pd.DataFrame, tasks: list[str], study: str) -> Grid:
+    """`summary.speedup_summary` as a table for readers. The best lossless value of each column and setting is bold.
 
-    study: the study's name. replicates: how many times the study's jobs were run.
+    study: the study's name.
     """
-    cross_fitted = chose_k(summary)
     titles = {**{task: task_name(task) for task in tasks}, MEAN: "geometric mean"}
-    titles |= {CROSS_FITTED: "the same, k chosen on other prompts"} if cross_fitted else {}
-    frame = with_signs(summary, list(titles))
     mean_note = f" {MEAN_NOTE}" if len(tasks) > 1 else ""
     return method_grid(
-        frame,
+        with_bold(summary, list(titles)),
         varying_levels(summary),
         {title: speedup_column(column) for column, title in titles.items()},
         caption=(
             "Speedup over autoregressive decoding (decode time per token, paired by prompt; geometric mean over "
-            f"prompts, 95 % interval){setting(summary)}. {runs_note(replicates)}{mean_note}"
-            f"{f' {BEST_K} {CROSS_FITTED_NOTE}' if cross_fitted else ''}"
+            f"prompts, 95 % interval){setting(summary)}.{mean_note}{f' {BEST_K}' if chose_k(summary) else ''}"
         ),
         label=f"tab:{study}-speedup",
-        notes=[BOLD_NOTE, *table_notes(summary, marked=any(frame[f"{column}_marked"].any() for column in titles))],
+        notes=[BOLD_NOTE, *table_notes(summary)],
     )
 
 
@@ -100,16 +83,13 @@ def acceptance_grid(summary: pd.DataFrame, tasks: list[str], study: str) -> Grid
 
 def cells_grid(cells: pd.DataFrame, study: StudyData) -> Grid:
     """The table of all cells for readers, with the most important columns."""
-    marked = disturbed(cells)
-    runs = {"runs": grid.text("replicates"), "last / first run": grid.estimate("drift")}
     return method_grid(
-        cells.assign(marked=marked),
+        cells,
         [*varying_levels(cells), "task"],
-        {"prompts": grid.text("prompts"), **(runs if study.replicates > 1 else {})}
-        | {**RATES, "speedup": speedup, **ACCEPTANCE, **device_columns(cells)},
-        caption=f"Every measured cell of the study {study.name}{setting(cells)}. {runs_note(study.replicates)}",
+        {"prompts": grid.text("prompts"), **RATES, "speedup": speedup, **ACCEPTANCE, **device_columns(cells)},
+        caption=f"Every measured cell of the study {study.name}{setting(cells)}.",
         label=f"tab:{study.name}-cells",
-        notes=table_notes(cells, marked=bool(marked.any())),
+        notes=table_notes(cells),
     )
 
 
@@ -148,28 +128,24 @@ def device_columns(table: pd.DataFrame) -> dict[str, Column]:
     return dict(DEVICE[name] for name in DEVICE if name in table)
 
 
-def with_signs(summary: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
-    """`speedup_summary` with `<column>_marked` (see `disturbed_in`) and `<column>_bold` (see `best`)."""
+def with_bold(summary: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
+    """`speedup_summary` with `<column>_bold` (see `best`)."""
     groups = [level for level in varying_levels(summary) if level != "method"]
-    marked = {column: disturbed_in(summary, column) for column in columns}
-
-    def left_out(column: str) -> pd.Series:
-        if column not in (MEAN, CROSS_FITTED):
-            return marked[column]
-        most = over_most_tasks(summary[comparable(summary) & ~marked[column]], groups)
-        return pd.Series(~summary.index.isin(most.index), summary.index)
-
-    bold = {f"{column}_bold": best(summary, column, groups, left_out(column)) for column in columns}
-    return summary.assign(**bold, **{f"{column}_marked": signs for column, signs in marked.items()})
+    most = summary.index.isin(over_most_tasks(summary[comparable(summary)], groups).index)
+    return summary.assign(
+        **{
+            f"{column}_bold": best(summary, column, groups, None if column != MEAN else pd.Series(~most, summary.index))
+            for column in columns
+        }
+    )
 
 
 def speedup_column(name: str) -> Column:
-    """A column of `with_signs`."""
+    """A column of `with_bold`."""
 
     def entry(row: dict[str, Any]) -> GridEntry:
-        units = mean_units(row) if name in (MEAN, CROSS_FITTED) else None
-        marked, bold = bool(row[f"{name}_marked"]), bool(row[f"{name}_bold"])
-        return grid.measured(row, name, disturbed=marked, bold=bold, struck=row["failed"], units=units)
+        units = mean_units(row) if name == MEAN else None
+        return grid.measured(row, name, bold=bool(row[f"{name}_bold"]), struck=row["failed"], units=units)
 
     return entry
 
@@ -190,7 +166,7 @@ def varying_levels(frame: pd.DataFrame) -> list[str]:
 
 
 def level_columns(levels: list[str]) -> dict[str, Column]:
-    """The columns `levels` and k. A row's `marked` puts the mark of disturbed cells behind the method's name."""
+    """The columns `levels` and k."""
     found: dict[str, Column] = {level.replace("_", " "): partial(_level, level=level) for level in levels}
     return {**found, "k": lambda row: str(row["k"]) if row["k"] else "–"}
 
@@ -199,22 +175,22 @@ def _level(row: dict[str, Any], level: str) -> str:
     value = row[level]
     if level == "method":
         variant = row["variant"] if isinstance(row["variant"], str) else ""
-        return method_name(value, variant=variant, lossless=row["lossless"], disturbed=row.get("marked", False))
+        return method_name(value, variant=variant, lossless=row["lossless"])
     return f"{value:g}" if level == "temperature" else task_name(value) if level == "task" else str(value)
 
 
-def row_labels(row: dict[str, Any], levels: list[str], *, disturbed: bool = False) -> list[GridEntry]:
+def row_labels(row: dict[str, Any], levels: list[str]) -> list[GridEntry]:
     """The entries of a row for `level_columns`."""
-    return [GridEntry(str(column({**row, "marked": disturbed}))) for column in level_columns(levels).values()]
+    return [GridEntry(str(column(row))) for column in level_columns(levels).values()]
 
 
-def best(frame: pd.DataFrame, column: str, groups: list[str], left_out: pd.Series) -> pd.Series:
+def best(frame: pd.DataFrame, column: str, groups: list[str], left_out: pd.Series | None = None) -> pd.Series:
     """Which rows are bold: the largest speedup in `column` of each group that the columns `groups` make, if above 1.
 
-    left_out: rows that never win, such as disturbed ones, nor do those that are not `comparable` (a batch without drafts
-    is held against single prompts).
+    left_out: rows that never win, nor do those that are not `comparable` (a batch without drafts is held against single
+    prompts).
     """
-    fair = frame[column].where(comparable(frame) & ~left_out)
+    fair = frame[column].where(comparable(frame) if left_out is None else comparable(frame) & ~left_out)
     top = fair.groupby([frame[level] for level in groups]).transform("max") if groups else fair.max()
     return (fair == top) & (fair > 1)
 
@@ -230,9 +206,9 @@ def setting(frame: pd.DataFrame) -> str:
     return f"; {', '.join(fixed)}" if fixed else ""
 
 
-def table_notes(frame: pd.DataFrame, *, speeds: bool = True, marked: bool = False) -> list[str]:
-    """The notes that explain a table's signs. speeds: whether it shows speeds; marked: disturbed ones among them."""
+def table_notes(frame: pd.DataFrame, *, speeds: bool = True) -> list[str]:
+    """The notes that explain a table's signs. speeds: whether it shows speeds."""
     notes = [] if frame["lossless"].astype(bool).all() else [LOSSY_NOTE]
     notes += [BATCHED_NOTE] if speeds and (frame["method"] == "naive_batching").any() else []
     notes += [FAILED_NOTE] if speeds and frame["failed"].astype(bool).any() else []
-    return [*notes, DISTURBED_NOTE] if marked else notes
+    return notes

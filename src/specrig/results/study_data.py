@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,8 @@ import pandas as pd
 
 from specrig.analysis.cells import cells_table
 from specrig.analysis.cost_model import floor_share
-from specrig.analysis.disturbance import Reason, column, disturbances
 from specrig.audit.multiple_testing import with_verdicts
-from specrig.measurement.attempts import other_attempts
-from specrig.measurement.records import Record, RecordError, read_index, read_records, replicate_folder
+from specrig.measurement.records import Record, RecordError, read_index, read_records
 from specrig.measurement.traffic.records import Turn, study_turns
 from specrig.results.damage import reading
 from specrig.study.learning_curve import LearningPoint
@@ -25,10 +23,10 @@ from specrig.study.learning_curve import LearningPoint
 
 @dataclass(slots=True)
 class MeasuredJob:
-    """One replicate of a job, which is one folder below `records/`.
+    """A job, which is one folder below `records/`.
 
     files: cell slug -> record file. failed: cell slug -> the reason why the cell failed. environment: the content of
-    environment.json.
+    environment.json. replicate: the number of a further run, which only publications of older versions have.
     """
 
     engine: str
@@ -41,13 +39,13 @@ class MeasuredJob:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """(engine, pair, method), like `Cell.method_key`. It is the same for all replicates."""
+        """(engine, pair, method), like `Cell.method_key`."""
         return self.engine, self.pair, self.method
 
     @property
     def name(self) -> str:
-        """The job's name for readers, e.g. `native/small/ngram, replicate 1`."""
-        return "/".join(self.key) + (f", replicate {self.replicate}" if self.replicate else "")
+        """The job's name for readers, e.g. `native/small/ngram`."""
+        return "/".join(self.key)
 
 
 @dataclass
@@ -60,7 +58,7 @@ class StudyData:
 
     @cached_property
     def cells(self) -> dict[str, list[Record]]:
-        """`Cell.name` -> its records of all replicates, without simulated cells, in path and index order."""
+        """`Cell.name` -> its records, without simulated cells, in path and index order."""
         return {name: records for name, records in self.every.items() if records[0].simulated_acceptance is None}
 
     @cached_property
@@ -96,17 +94,11 @@ class StudyData:
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """`analysis.cells.cells_table` of `records`, with the column `disturbed` and, where known, the memory floor."""
-        return self.with_machine_state(cells_table(self.records), self.cells)
+        """`analysis.cells.cells_table` of `records`, with the memory floor, where known."""
+        return self.with_floor(cells_table(self.records), self.cells)
 
-    @cached_property
-    def disturbances(self) -> dict[str, list[Reason]]:
-        """`Cell.name` -> the reasons why its replicates count as disturbed, for all cells, simulated ones included."""
-        return disturbances(self.every, self.environments)
-
-    def with_machine_state(self, table: pd.DataFrame, cells: dict[str, list[Record]]) -> pd.DataFrame:
-        """`table` with the column `disturbed` and the memory floor. table: the `cells_table` of `cells`, in its order."""
-        table = table.assign(disturbed=column(cells, self.disturbances))
+    def with_floor(self, table: pd.DataFrame, cells: dict[str, list[Record]]) -> pd.DataFrame:
+        """`table` with the memory floor, where known. table: the `cells_table` of `cells`, in its order."""
         shares = [
             floor_share(records, self.environments.get(records[0].cell.method_key, {})) for records in cells.values()
         ]
@@ -130,16 +122,21 @@ class StudyData:
         return {key: _environment(folder) for key, folder in jobs.items()}
 
     @cached_property
-    def again(self) -> set[str]:
-        """The names of the cells of which an attempt that does not count is kept."""
-        return {
-            "/".join((*job.key, slug)) for job in self.jobs for slug, path in job.files.items() if other_attempts(path)
-        }
+    def environments(self) -> dict[tuple[str, str, str], dict[str, Any]]:
+        """(engine, pair, method) -> environment.json of the job."""
+        return {job.key: job.environment for job in reversed(self.jobs)}
 
     @cached_property
-    def environments(self) -> dict[tuple[str, str, str], dict[str, Any]]:
-        """(engine, pair, method) -> environment.json of the job's first replicate."""
-        return {job.key: job.environment for job in reversed(self.jobs)}
+    def unsettled(self) -> dict[str, tuple[int, int]]:
+        """`Cell.name` -> (prompts in which timing did not settle, all prompts), of measured cells; empty if all did."""
+        counts = {
+            name: (
+                len({record.prompt_id for record in records if not getattr(record, "settled", True)}),
+                len({record.prompt_id for record in records}),
+            )
+            for name, records in self.cells.items()
+        }
+        return counts if any(count for count, _ in counts.values()) else {}
 
     @cached_property
     def tasks(self) -> list[str]:
@@ -169,11 +166,6 @@ class StudyData:
                 for point in points
             ]
         return pd.DataFrame(rows, columns=columns)
-
-    @cached_property
-    def replicates(self) -> int:
-        """How many times jobs were run, each in a process of its own: the largest number that any cell has."""
-        return max((record.replicate for record in self.records), default=0) + 1
 
     @property
     def name(self) -> str:
@@ -210,10 +202,11 @@ def read_study(folder: Path) -> StudyData:
     for job_folder in sorted((folder / "records").glob("*/*/*")):
         engine, pair, method = parts = job_folder.parts[-3:]
         if _in_study(config, *parts):
-            for number in range(config.get("replicates", 1)):  # a study of before there were any has one
-                replicate = replicate_folder(job_folder, number)
-                if any(replicate.glob("*.json*")):
-                    jobs.append(_job(replicate, engine, pair, method, number))
+            # Publications of older versions keep further runs of a job in folders below it.
+            for number in range(config.get("replicates", 1)):
+                run = job_folder / f"replicate-{number}" if number else job_folder
+                if any(run.glob("*.json*")):
+                    jobs.append(replace(_job(run, engine, pair, method), replicate=number))
     return StudyData(folder, config, jobs)
 
 
@@ -299,15 +292,15 @@ def _environment(folder: Path) -> dict[str, Any]:
     return _json(path) if path.is_file() else {}
 
 
-def _job(folder: Path, engine: str, pair: str, method: str, replicate: int) -> MeasuredJob:
+def _job(folder: Path, engine: str, pair: str, method: str) -> MeasuredJob:
     index_path, environment = folder / "index.json", _environment(folder)
     if not index_path.is_file():
         # A job cut before its end has no index yet; the cells it finished are whole files.
         files = {path.stem: path for path in sorted(folder.glob("*.jsonl"))}
-        return MeasuredJob(engine, pair, method, files, environment=environment, replicate=replicate)
+        return MeasuredJob(engine, pair, method, files, environment=environment)
     index = read_index(index_path)
     files = {slug: folder / Path(entry["records"]).name for slug, entry in index["cells"].items()}
     for path in files.values():
         if not path.is_file():
             raise RecordError(f"{index_path} names {path.name}, which is not there: measure the job again")
-    return MeasuredJob(engine, pair, method, files, index["failed"], environment, replicate)
+    return MeasuredJob(engine, pair, method, files, index["failed"], environment)

@@ -19,7 +19,6 @@ from specrig.results import (
     audit_tables,
     claim_tables,
     conclusions,
-    disturbed_cells,
     engine_table,
     machine,
     prose,
@@ -109,7 +108,7 @@ class StudyResults:
     @cached_property
     def speedup(self) -> DataTable:
         """Speedups by method and task."""
-        formatted = speedup_grid(self.speedups, self.study.tasks, self.name, self.study.replicates)
+        formatted = speedup_grid(self.speedups, self.study.tasks, self.name)
         return DataTable(self.speedups, formatted)
 
     @cached_property
@@ -195,15 +194,13 @@ class StudyResults:
 
     recorded = cached_property(lambda self: machine.environment_grid(self.study.jobs))
     """Everything that jobs recorded of their environment."""
-    disturbed = cached_property(lambda self: disturbed_cells.disturbed_grid(self.study))
-    """The disturbed cells, with reasons."""
 
     @cached_property
     def failed(self) -> Grid | None:
         """The cells that failed."""
         rows = [[job.name, slug, why] for job in self.study.jobs for slug, why in job.failed.items()]
         rows += [["under load", name, why] for name, why in self.study.under_load[1].items()]
-        caption = "Cells that failed. The tables lack them, but for those of which another replicate was measured."
+        caption = "Cells that failed. The tables lack them."
         return _reasons(rows, caption, f"tab:{self.name}-failed")
 
     @cached_property
@@ -259,44 +256,31 @@ class StudyResults:
         ]
         return [fact for fact in facts if fact]
 
-    findings = cached_property(
-        lambda self: conclusions.findings(self.speedups, self.best, self.study.tasks, busy=self.busy)
-    )
+    findings = cached_property(lambda self: conclusions.findings(self.speedups, self.best, self.study.tasks))
     """`conclusions.findings`: the fastest method of each engine and pair."""
-    certainty = cached_property(lambda self: prose.certainty(self.cells))
-    """How many prompts a task has, and how many cells are disturbed."""
+    certainty = cached_property(lambda self: prose.certainty(self.cells, self.study.unsettled))
+    """How many prompts a task has, and in how many of them timing did not settle."""
 
     @cached_property
     def abstract(self) -> list[str]:
-        """That plain decoding failed the audit, that the machine was busy throughout, the conclusions, and what the audit
-        found.
-        """
-        busy = [self.disturbance_warning] if self.busy else []
+        """That plain decoding failed the audit, the conclusions, and what the audit found."""
         found = [finding.paragraph for finding in self.findings]
         wrong = [self.baseline_warning] if self.baseline_warning else []
-        return [*wrong, *busy, *found, *([self.audit_sentence] if self.audit is not None else [])]
-
-    busy = cached_property(lambda self: disturbed_cells.busy_throughout(self.cells))
-    """Whether the machine was busy throughout."""
-    disturbance_warning = cached_property(lambda self: disturbed_cells.warning(self.cells, self.folder))
-    """How many cells were disturbed, and the command that has them measured again."""
+        return [*wrong, *found, *([self.audit_sentence] if self.audit is not None else [])]
 
     @cached_property
     def warnings(self) -> list[str]:
         """What a reader must know before trusting a figure."""
         failed = {"/".join((*job.key, slug)) for job in self.study.jobs for slug in job.failed}
         lost = len(failed - self.study.every.keys()) + len(self.study.under_load[1])
-        partly = len(failed & self.study.every.keys())
         untested = engine_table.untested(self.study).items()
         return [
-            *([self.disturbance_warning] if self.disturbance_warning else []),
             *conclusions.repetition_warnings(self.cells),
             *(
                 f"Untested on hardware: the engine {engine} ({reason}). Check its figures."
                 for engine, reason in untested
             ),
             *([f"{_cells(lost)} failed. The tables lack what failed."] if lost else []),
-            *([f"{_cells(partly)} failed in some replicates. The tables hold the other ones."] if partly else []),
         ]
 
     @property
@@ -312,7 +296,6 @@ class StudyResults:
         return [
             *machine.engine_notes(study.jobs, self.cells),
             *([energy] if energy else []),
-            *disturbed_cells.notes(study, self.cells),
         ]
 
     @cached_property
@@ -344,9 +327,6 @@ class StudyResults:
 
     claims_sentence = cached_property(lambda self: claim_tables.sentence(self.judged))
     """How many reported figures have each verdict."""
-    drift_sentence = cached_property(lambda self: conclusions.drift_sentence(self.cells))
-    """How much speedups changed between the runs of a job."""
-
     limits = cached_property(
         lambda self: prose.limits(self.study, self.cells, self.speedups, trained=self.target_trained)
     )

@@ -10,11 +10,8 @@ import pandas as pd
 
 from specrig.analysis.acceptance import emitted_by_prompt
 from specrig.analysis.cells import IDENTITY, by_cell, identity, row_dicts, row_identity
-from specrig.analysis.cross_fitting import cross_fit
-from specrig.analysis.disturbance import disturbed
-from specrig.analysis.replicates import between_means, count
 from specrig.analysis.speedup import group_times, log_speedups
-from specrig.analysis.statistics import Estimate, average, interval, mean, stratified_ratio_interval
+from specrig.analysis.statistics import average, interval, mean, stratified_ratio_interval
 from specrig.audit.multiple_testing import BASELINE_TESTS
 from specrig.measurement.records import Record
 from specrig.results.labels import BASELINES
@@ -24,14 +21,8 @@ LEVELS = ["engine", "pair", "temperature", "batch_size", "method", "variant"]
 
 MEASURES = ["acceptance_length", "acceptance_length_low", "acceptance_length_high", "acceptance_rate", "alpha"]
 MEAN = "geometric_mean"
-CROSS_FITTED = "cross_fitted"
-"""The column of the geometric mean over tasks with k chosen on other prompts than those it is judged on."""
-RENAMED_COLUMNS = {f"crossfit{end}": f"{CROSS_FITTED}{end}" for end in ("", "_low", "_high", "_ks")}
-"""Columns of tables that older versions wrote -> their present names."""
 
 Key = tuple[Hashable, ...]
-Sweep = dict[int, dict[str, pd.Series]]
-"""k -> task -> log speedups, indexed by group."""
 
 
 def cell_logs(records: list[Record]) -> dict[Key, pd.Series]:
@@ -46,25 +37,19 @@ def cell_logs(records: list[Record]) -> dict[Key, pd.Series]:
 def best_rows(cells: pd.DataFrame) -> pd.DataFrame:
     """The cells at each method's best k, with all columns of `cells`.
 
-    The best k is chosen per engine, pair, batch size, method and variant, at the lowest temperature. Candidates are the
-    k's that ran the most tasks and, of these, the k's with the fewest disturbed cells. The candidate with the largest
-    geometric mean speedup over tasks is the best. Other temperatures show the same k, or their own best where it did
+    The best k is chosen per engine, pair, batch size, method and variant, at the lowest temperature. Of the
+    k's that ran the most tasks, the one with the largest geometric mean speedup over tasks is the best. Other temperatures show the same k, or their own best where it did
     not run.
 
     The choice and its speedup come from the same prompts, which flatters the best of many k's a little. The captions of
-    the tables say so; `speedup_summary` also has the speedup on prompts that had no part in the choice.
+    the tables say so.
     """
     frame = cells.dropna(subset=["speedup"])
     if frame.empty:
         return frame
     frame = frame.assign(variant=frame["variant"].fillna(""), _log=np.log(frame["speedup"].astype(float)))
-    frame = frame.assign(_disturbed=disturbed(frame))
-    ranked = frame.groupby([*LEVELS, "k"], as_index=False).agg(
-        count=("_log", "count"), mean=("_log", "mean"), disturbed=("_disturbed", "sum")
-    )
-    ranked = ranked.sort_values(
-        [*LEVELS, "count", "disturbed", "mean", "k"], ascending=[True] * len(LEVELS) + [False, True, False, True]
-    )
+    ranked = frame.groupby([*LEVELS, "k"], as_index=False).agg(count=("_log", "count"), mean=("_log", "mean"))
+    ranked = ranked.sort_values([*LEVELS, "count", "mean", "k"], ascending=[True] * len(LEVELS) + [False, False, True])
     own = ranked.drop_duplicates(LEVELS)[[*LEVELS, "k"]]
     others = [level for level in LEVELS if level != "temperature"]
     coldest = own.sort_values("temperature").drop_duplicates(others)[[*others, "k"]].rename(columns={"k": "_cold"})
@@ -74,11 +59,7 @@ def best_rows(cells: pd.DataFrame) -> pd.DataFrame:
         row["_cold"] if (*[row[level] for level in LEVELS], row["_cold"]) in ran else row["k"]
         for row in row_dicts(chosen)
     ]
-    return (
-        frame.drop(columns=["_log", "_disturbed"])
-        .merge(chosen[[*LEVELS, "k"]], on=[*LEVELS, "k"])
-        .reset_index(drop=True)
-    )
+    return frame.drop(columns="_log").merge(chosen[[*LEVELS, "k"]], on=[*LEVELS, "k"]).reset_index(drop=True)
 
 
 def base_setting(cells: pd.DataFrame) -> pd.DataFrame:
@@ -99,44 +80,30 @@ def speedup_summary(
 
     tasks: the tasks in the order of the columns. audit: see `audit_failures`.
 
-    Columns: `LEVELS`, `k`, `lossless`, `failed` (see `audit_failures`), `disturbed` (names of the disturbed tasks); for
-    each task `<task>`, `<task>_low`, `<task>_high`; `geometric_mean` over the tasks with its 95 % interval over prompts
-    (and runs, where there are replicates); `tasks`, the number of tasks in this mean; `prompts`, the fewest of a task;
-    `cross_fitted` with its interval.
-
-    `cross_fitted` is the geometric mean with each half of the prompts at the k that the other half chose
-    (`cross_fitted_ks`, e.g. "4, 5"; `cross_fitted_disturbed`: tasks with a disturbed cell at one of these k's). Where
-    there was no k to choose, `cross_fitted` is the geometric mean and `cross_fitted_ks` is empty.
+    Columns: `LEVELS`, `k`, `lossless`, `failed` (see `audit_failures`); for each task `<task>`, `<task>_low`,
+    `<task>_high`; `geometric_mean` over the tasks with its 95 % interval over prompts; `tasks`, the number of tasks in
+    this mean; `prompts`, the fewest of a task; `several_k`, whether the method ran with several k.
     """
-    logs, grouped = cell_logs(records), by_cell(records)
-    pools, replicates = between_means(grouped), {key: count(members) for key, members in _by_identity(grouped).items()}
-    sweeps, marked = _sweeps(cells, logs), _disturbed_tasks(cells)
-    best = best_rows(cells)
+    logs, best = cell_logs(records), best_rows(cells)
+    named = cells.assign(variant=cells["variant"].fillna(""))
+    ks = named.groupby([level for level in LEVELS if level != "temperature"])["k"].nunique()
     rows = []
     for key, members in best.groupby([*LEVELS, "k"], sort=False):
         cell_rows = {str(row["task"]): row for row in row_dicts(members)}
         row = _head(key, members, audit)
-        row["disturbed"] = " ".join(members.loc[disturbed(members), "task"])
         for task in tasks:
             found = cell_rows.get(task)
             for name, column in ((task, "speedup"), (f"{task}_low", "speedup_low"), (f"{task}_high", "speedup_high")):
                 row[name] = found[column] if found else np.nan
         identities = [row_identity(found) for found in cell_rows.values()]
-        pool = pools.get((row["engine"], row["pair"], len(identities)))
-        runs = pool.of_mean(min(replicates[key] for key in identities)) if pool else None
         strata = [logs[identity] for identity in identities]
-        row |= _mean_over_tasks(MEAN, strata, runs)
+        row |= _mean_over_tasks(strata)
         row |= {"tasks": len(strata), "prompts": int(members["prompts"].min()) if "prompts" in members else np.nan}
-        judged = cross_fit(*_choice(row, sweeps))
-        row |= _mean_over_tasks(CROSS_FITTED, list(judged.logs.values()) if judged else strata, runs)
-        row[f"{CROSS_FITTED}_ks"] = ", ".join(map(str, judged.ks)) if judged else ""
-        ks = judged.ks if judged else (row["k"],)
-        tainted = {task for k in ks for task in marked.get((*(row[level] for level in LEVELS), k), ())}
-        row[f"{CROSS_FITTED}_disturbed"] = " ".join(task for task in tasks if task in tainted)
+        row["several_k"] = bool(ks[tuple(row[level] for level in LEVELS if level != "temperature")] > 1)
         rows.append(row)
-    columns = [*LEVELS, "k", "lossless", "failed", "disturbed"]
-    columns += [f"{name}{end}" for name in (*tasks, MEAN) for end in ("", "_low", "_high")] + ["tasks", "prompts"]
-    columns += [f"{CROSS_FITTED}{end}" for end in ("", "_low", "_high", "_ks", "_disturbed")]
+    columns = [*LEVELS, "k", "lossless", "failed"]
+    columns += [f"{name}{end}" for name in (*tasks, MEAN) for end in ("", "_low", "_high")]
+    columns += ["tasks", "prompts", "several_k"]
     return _sorted(pd.DataFrame(rows, columns=columns))
 
 
@@ -172,15 +139,6 @@ def acceptance_summary(
     columns += [f"{task}_{measure}" for task in tasks for measure in MEASURES]
     columns += [f"mean_{measure}" for measure in MEASURES]
     return _sorted(pd.DataFrame(rows, columns=columns))
-
-
-def disturbed_in(summary: pd.DataFrame, column: str) -> pd.Series:
-    """A boolean for each row of `speedup_summary`: whether `column` is disturbed. A mean is if any of its cells is."""
-    source = f"{CROSS_FITTED}_disturbed" if column == CROSS_FITTED else "disturbed"
-    if source not in summary:
-        return pd.Series(False, summary.index)
-    names = summary[source].fillna("").str.split()
-    return names.map(lambda tasks: bool(tasks) if column in (MEAN, CROSS_FITTED) else column in tasks).astype(bool)
 
 
 def comparable(frame: pd.DataFrame) -> pd.Series:
@@ -227,45 +185,11 @@ def audit_failures(cells: pd.DataFrame, audit: pd.DataFrame | None) -> pd.Series
     return failed
 
 
-def _mean_over_tasks(name: str, strata: list[pd.Series], runs: Estimate | None) -> dict[str, float]:
-    """The geometric mean over tasks as `name`, `<name>_low`, `<name>_high`. strata: log speedups of each task."""
+def _mean_over_tasks(strata: list[pd.Series]) -> dict[str, float]:
+    """The geometric mean over tasks with its interval, as columns. strata: log speedups of each task."""
     found = average([mean(stratum) for stratum in strata])
-    low, high = interval(found + runs if runs else found, scale=np.exp)
-    return {name: float(np.exp(found.value)), f"{name}_low": low, f"{name}_high": high}
-
-
-def _by_identity(grouped: dict[str, list[Record]]) -> dict[Key, list[Record]]:
-    return {identity(members[0].cell): members for members in grouped.values()}
-
-
-def _sweeps(cells: pd.DataFrame, logs: dict[Key, pd.Series]) -> dict[Key, dict[float, Sweep]]:
-    """`LEVELS` but the temperature -> temperature -> k -> task -> log speedups."""
-    found: dict[Key, dict[float, Sweep]] = {}
-    for row in row_dicts(cells.dropna(subset=["speedup"])):
-        row["variant"] = row["variant"] if isinstance(row["variant"], str) else ""
-        by_k = found.setdefault(_but_temperature(row), {}).setdefault(row["temperature"], {})
-        by_k.setdefault(row["k"], {})[row["task"]] = logs[row_identity(row)]
-    return found
-
-
-def _disturbed_tasks(cells: pd.DataFrame) -> dict[Key, list[str]]:
-    """`LEVELS` and k -> the tasks whose cell is disturbed."""
-    found: dict[Key, list[str]] = {}
-    for row in row_dicts(cells[disturbed(cells)]):
-        row["variant"] = row["variant"] if isinstance(row["variant"], str) else ""
-        found.setdefault((*(row[level] for level in LEVELS), row["k"]), []).append(row["task"])
-    return found
-
-
-def _choice(row: dict[str, Any], sweeps: dict[Key, dict[float, Sweep]]) -> tuple[Sweep, Sweep]:
-    """(the sweep that chooses a row's k, the sweep that judges it). The lowest temperature chooses where it can."""
-    own = sweeps[_but_temperature(row)]
-    judging, coldest = own[row["temperature"]], own[min(own)]
-    return (coldest if len(set(coldest) & set(judging)) > 1 else judging), judging
-
-
-def _but_temperature(row: dict[str, Any]) -> Key:
-    return tuple(row[level] for level in LEVELS if level != "temperature")
+    low, high = interval(found, scale=np.exp)
+    return {MEAN: float(np.exp(found.value)), f"{MEAN}_low": low, f"{MEAN}_high": high}
 
 
 def _head(key: Key, members: pd.DataFrame, audit: pd.DataFrame | None) -> dict[str, Any]:

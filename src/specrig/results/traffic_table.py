@@ -8,13 +8,11 @@ from typing import Any
 import pandas as pd
 
 from specrig.analysis.cells import row_dicts
-from specrig.analysis.disturbance import disturbed
 from specrig.analysis.statistics import LEVEL
 from specrig.analysis.traffic import TAIL
-from specrig.measurement.signs import is_disturbed
 from specrig.results import grid
 from specrig.results.grid import Column, Grid, GridEntry, percent, text
-from specrig.results.labels import DISTURBED_NOTE, DISTURBED_SIGN, method_name, task_name
+from specrig.results.labels import method_name, task_name
 from specrig.results.speed_tables import device_columns
 
 CAPTION = (
@@ -66,7 +64,6 @@ def traffic_grid(table: pd.DataFrame, study: str, *, short: bool = False) -> Gri
     notes = [FEW] if len(table) else []
     notes += [SATURATED] if table["saturated"].astype(bool).any() else []
     notes += [LATE] if table["client_late"].astype(bool).any() else []
-    notes += [DISTURBED_NOTE] if disturbed(table).any() else []
     about: dict[str, Any] = {"caption": CAPTION, "label": f"tab:{study}-traffic", "notes": notes}
     return Grid.of(row_dicts(table), {**group, **columns}, labels=6, groups=len(group), **about)
 
@@ -78,8 +75,7 @@ def _load(row: dict[str, Any]) -> str:
 
 def _name(row: dict[str, Any]) -> str:
     name = method_name(row["method"], variant=row["variant"]) + (f" k={row['k']}" if row["k"] else "")
-    sign = f" {DISTURBED_SIGN}" if is_disturbed(row) else ""
-    return (f"plain, beside {name}" if row["side"] == "baseline" else name) + sign
+    return f"plain, beside {name}" if row["side"] == "baseline" else name
 
 
 def _errors(row: dict[str, Any]) -> str:

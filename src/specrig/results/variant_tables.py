@@ -10,13 +10,12 @@ import pandas as pd
 
 from specrig.analysis.cells import IDENTITY, identity, row_dicts, row_identity
 from specrig.analysis.cost_model import FACTORS, log_factors
-from specrig.analysis.disturbance import disturbed, undisturbed
 from specrig.analysis.speedup import group_times, log_speedups
 from specrig.analysis.statistics import Interval, average, interval, mean
 from specrig.measurement.records import Record
 from specrig.results import grid
 from specrig.results.grid import Grid, GridEntry
-from specrig.results.labels import DISTURBED_NOTE, method_name, method_order
+from specrig.results.labels import method_name, method_order
 from specrig.results.speed_tables import row_labels, setting, table_notes, varying_levels
 from specrig.results.summary import base_setting, comparable
 from specrig.tasks.variants import variant_of
@@ -49,19 +48,18 @@ def along_grid(frame: pd.DataFrame, axis: Axis, study: str) -> Grid:
     """The result of `along` as a table for readers."""
     tasks = ["row"] if len(set(frame["row"])) > 1 else []
     levels = [*varying_levels(frame)[:-1], *tasks, "method"]
-    marked = disturbed(frame)
     rows = []
-    for row, sign in zip(row_dicts(frame), marked, strict=True):
+    for row in row_dicts(frame):
         rows.append(
             [
-                *row_labels(row, levels, disturbed=sign),
+                *row_labels(row, levels),
                 GridEntry(str(row[axis])),
                 GridEntry(grid.number(row["prompt_tokens"], 0)),
                 grid.measured(row, "acceptance_length"),
                 GridEntry(grid.number(row["draft_cost_round"])),
                 GridEntry(grid.number(row["verify_cost"])),
                 GridEntry(grid.number(row["baseline_ms_per_token"], 1)),
-                grid.measured(row, "speedup", disturbed=sign, struck=row["failed"]),
+                grid.measured(row, "speedup", struck=row["failed"]),
             ]
         )
     header = [*("task" if level == "row" else level.replace("_", " ") for level in levels), "k", axis]
@@ -75,7 +73,7 @@ def along_grid(frame: pd.DataFrame, axis: Axis, study: str) -> Grid:
             f"at the same {axis}), and speedup, by method and {axis}, each method at its best k{setting(frame)}."
         ),
         label=f"tab:{study}-{axis}s",
-        notes=[*table_notes(frame), *([DISTURBED_NOTE] if marked.any() else [])],
+        notes=table_notes(frame),
     )
 
 
@@ -99,8 +97,8 @@ Line = dict[int, list[dict[str, Any]]]
 
 
 def _lines(frame: pd.DataFrame, axis: Axis) -> dict[str, Line]:
-    """A lossless method's name -> its line, of methods that ran undisturbed: the same tasks at every value of the axis."""
-    every, frame = set(frame[axis]), undisturbed(frame)
+    """A lossless method's name -> its line, with the same tasks at every value of the axis."""
+    every = set(frame[axis])
     if len(every) < 2:
         return {}
     fair = frame[comparable(frame)]

@@ -28,7 +28,7 @@ from specrig.reporting.figures.drawings import file_names, write_figures
 from specrig.reporting.figures.panels import PHONE
 from specrig.reporting.items import Figure
 from specrig.reporting.outline import figures
-from specrig.results import disturbed_cells, machine
+from specrig.results import machine
 from specrig.results.grid import Grid, GridEntry
 from specrig.results.labels import method_name, task_name
 from specrig.results.study_data import StudyData, read_study
@@ -60,7 +60,6 @@ def _context(results: StudyResults, attachments: Attachments) -> dict[str, Any]:
         return attachments.links(cell_of[row_identity(row)])
 
     script = (files("specrig.reporting.documents") / "templates" / "report.js").read_text(encoding="utf-8")
-    disturbed = disturbed_cells.caption_note(cells)
     drawings = _drawings_of(study)
     ready = contents(results, "html", drawings)
     return {
@@ -74,7 +73,7 @@ def _context(results: StudyResults, attachments: Attachments) -> dict[str, Any]:
         "advice": _with_note(results.advice(links), attachments),
         "commit": machine.commit(study.environment),
         "drawings": drawings,
-        "captions": {name: item.caption + (disturbed if item.timed else "") for name, item in figures().items()},
+        "captions": {name: item.caption for name, item in figures().items()},
         "config_link": attachments.config(study.config),
         "records": attachments.records(results.folder),
         "samples": _samples(study, results.speedups),

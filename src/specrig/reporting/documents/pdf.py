@@ -17,7 +17,7 @@ from specrig.reporting.figures.panels import COLUMN, PAGE
 from specrig.reporting.items import Figure
 from specrig.results.citations import cited, reference
 from specrig.results.grid import Grid, GridEntry, unbroken
-from specrig.results.labels import DISTURBED_SIGN
+from specrig.results.labels import DAGGER
 
 TEMPLATE = "report.typ"
 
@@ -123,6 +123,6 @@ def _heading(name: str, entries: list[dict[str, Any]]) -> list[str]:
 
 
 def _entry(entry: GridEntry) -> dict[str, Any]:
-    found = re.fullmatch(rf"([\d.,–-]+) ({DISTURBED_SIGN})", entry.text)
+    found = re.fullmatch(rf"([\d.,–-]+) ({DAGGER})", entry.text)
     view = asdict(entry)
     return view | ({"text": found[1], "note": f"{found[2]} {entry.note}".strip()} if found else {})

@@ -44,9 +44,7 @@ def along(frame: pd.DataFrame, axis: Axis, sheet: Sheet) -> Figure:
         for panel, task in zip(panels, tasks, strict=True):
             here = frame[frame["row"] == task]
             for label, style, line in method_lines(here):
-                draw_band(
-                    panel, line.assign(k=line[axis]), measure, style, label, timed=measure == "speedup", over=axis
-                )
+                draw_band(panel, line.assign(k=line[axis]), measure, style, label, over=axis)
             panel.axhline(1.0, color=INK, linewidth=0.8)
             ticks_at(panel, values, log=axis == "context")
             panel.set_ylim(0, top_of(frame, measure))

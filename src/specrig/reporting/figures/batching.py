@@ -53,9 +53,7 @@ def batching(cells: pd.DataFrame, tasks: list[str], sheet: Sheet) -> Figure:
     for ax, task in zip(panels, tasks, strict=True):
         here = cells[cells["task"] == task].sort_values("batch_size")
         for label, style, line in method_lines(here):
-            draw_band(
-                ax, line.assign(k=line["batch_size"]), "tokens_per_s", style, label, timed=True, over="batch size"
-            )
+            draw_band(ax, line.assign(k=line["batch_size"]), "tokens_per_s", style, label, over="batch size")
         plain = here[here["method"] != "naive_batching"].groupby("batch_size")["baseline_tokens_per_s"].median()
         mark(ax.plot(plain.index, plain, color=INK, linestyle=(0, (4, 3)), linewidth=1.2), PLAIN)
         ticks_at(ax, sizes)

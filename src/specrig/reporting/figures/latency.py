@@ -63,7 +63,6 @@ def latency(cells: pd.DataFrame, measured: Iterable[Cell], tasks: list[str], she
                 "speedup",
                 style,
                 method_name(str(method)),
-                timed=True,
                 over="latency in ms",
             )
         for value in local.loc[local["task"] == task, "speedup"]:

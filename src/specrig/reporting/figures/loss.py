@@ -10,7 +10,6 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from specrig.analysis.cells import row_dicts
-from specrig.analysis.disturbance import disturbed
 from specrig.reporting.figures.marks import mark, tip
 from specrig.reporting.figures.panels import (
     TIMES,
@@ -18,7 +17,6 @@ from specrig.reporting.figures.panels import (
     Sheet,
     legend_below,
     make_panels,
-    mark_disturbed,
     method_handles,
     signs_note,
     unused_hidden,
@@ -43,7 +41,6 @@ def speed_against_loss(losses: pd.DataFrame, tasks: list[str], sheet: Sheet) -> 
     for ax, (scorer, rows) in zip(unused_hidden(axes, len(scorers)), scorers, strict=True):
         for row in row_dicts(rows):
             _draw(ax, row, task_style(row["task"], tasks)["marker"], sheet)
-        mark_disturbed(ax, rows.loc[disturbed(rows), ["speedup", "difference"]].itertuples(index=False))
         ax.axhline(0.0, color=INK, linewidth=0.8)
         ax.axvline(1.0, color=INK, linewidth=0.8)
         ax.xaxis.set_major_formatter(TIMES)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -17,11 +17,9 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator, StrMethodFormatter
 
-from specrig.analysis.disturbance import disturbed
 from specrig.reporting.figures.marks import mark, switch, tip
-from specrig.reporting.figures.style import INK, method_colour, method_marker
-from specrig.results.labels import DISTURBED_NOTE, DISTURBED_SIGN, LOSSY_NOTE, method_name, method_order, task_name
-from specrig.results.summary import MEAN, disturbed_in
+from specrig.reporting.figures.style import method_colour, method_marker
+from specrig.results.labels import LOSSY_NOTE, method_name, method_order, task_name
 
 SMALL = 0.9
 """Small print, as a share of the sheet's font size."""
@@ -196,13 +194,12 @@ def draw_band(
     style: dict[str, Any],
     label: str,
     *,
-    timed: bool = False,
     over: str = "k",
 ) -> None:
     """Draw a measure against k with its band from `_low` to `_high`; a single k gets a bar, since its band would have
     no width.
 
-    timed: the measure is a speed, so disturbed cells are marked. over: what the column k holds, for readers.
+    over: what the column k holds, for readers.
     """
     line = line.dropna(subset=[column])
     low, high = line[f"{column}_low"].astype(float), line[f"{column}_high"].astype(float)
@@ -214,14 +211,6 @@ def draw_band(
     elif len(line) == 1:  # a band of one point would not be seen
         bar = ax.vlines(line["k"], low, high, color=style["color"], linewidth=0.8 * plt.rcParams["lines.linewidth"])
         mark(bar, label)
-    if timed:
-        mark_disturbed(ax, line.loc[disturbed(line), ["k", column]].itertuples(index=False, name=None))
-
-
-def mark_disturbed(ax: Axes, points: Iterable[tuple[float, float]]) -> None:
-    """Draw the sign of disturbed cells beside the given points."""
-    for x, y in points:
-        ax.annotate(DISTURBED_SIGN, (x, y), xytext=(4, 4), textcoords="offset points", color=INK)
 
 
 def top_of(frame: pd.DataFrame, *columns: str) -> float | None:
@@ -279,10 +268,8 @@ def _wrapped(figure: Figure, note: str) -> str:
 
 
 def signs_note(frame: pd.DataFrame) -> str:
-    """The explanation of the dagger signs that rows of `frame` (cells, or their summary) have; empty if none has any."""
-    marked = disturbed_in(frame, MEAN) if MEAN in frame else disturbed(frame)
-    notes = ["" if frame["lossless"].astype(bool).all() else LOSSY_NOTE, DISTURBED_NOTE if marked.any() else ""]
-    return "\n".join(filter(None, notes))
+    """The explanation of the dagger if a row of `frame` (cells, or their summary) has one; else empty."""
+    return "" if frame["lossless"].astype(bool).all() else LOSSY_NOTE
 
 
 def in_lines(label: str, most: int | None) -> str:

@@ -14,7 +14,6 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from specrig.analysis.cells import row_dicts
-from specrig.analysis.disturbance import disturbed
 from specrig.reporting.figures.marks import mark, tip
 from specrig.reporting.figures.panels import (
     PERCENT,
@@ -29,7 +28,6 @@ from specrig.reporting.figures.panels import (
     in_lines,
     legend_below,
     make_panels,
-    mark_disturbed,
     method_handles,
     method_lines,
     note_below,
@@ -39,9 +37,9 @@ from specrig.reporting.figures.panels import (
 )
 from specrig.reporting.figures.ranking import in_order
 from specrig.reporting.figures.style import INK, PAPER, method_colour, task_style
-from specrig.results.labels import BASELINES, DISTURBED_SIGN, method_name, task_name
+from specrig.results.labels import BASELINES, method_name, task_name
 from specrig.results.round_tables import EFFICIENT
-from specrig.results.summary import MEAN, disturbed_in
+from specrig.results.summary import MEAN
 
 
 def k_sweep(cells: pd.DataFrame, tasks: list[str], sheet: Sheet) -> Figure:
@@ -56,7 +54,7 @@ def k_sweep(cells: pd.DataFrame, tasks: list[str], sheet: Sheet) -> Figure:
         here = cells[cells["task"] == task].sort_values("k")
         for label, style, line in method_lines(here):
             draw_band(rate, line, "acceptance_rate", style, label)
-            draw_band(speed, line, "tokens_per_s", style, label, timed=True)
+            draw_band(speed, line, "tokens_per_s", style, label)
         plain = here["baseline_tokens_per_s"].median()
         mark(speed.axhline(plain, color=INK, linestyle=(0, (4, 3)), linewidth=1.2), "autoregressive")
         for ax in (rate, speed):
@@ -94,12 +92,9 @@ def heat_map(summary: pd.DataFrame, tasks: list[str], sheet: Sheet) -> Figure:
     size = sheet.area(1.5 * len(columns) + 2.6, high * len(values) + 1.5)
     figure, ax = plt.subplots(figsize=size, layout="constrained")
     span = max(float(np.nanmax(np.abs(np.log2(values.to_numpy())))), 0.25)
-    unit, space = ("", "") if sheet.narrow else ("×", " ")  # its cells are narrow too
+    unit = "" if sheet.narrow else "×"  # its cells are narrow too
     numbered = not sheet.width or len(columns) <= (8 if sheet.narrow else 12)  # else they would overlap
     text = values.map(lambda value: f"{value:.2f}{unit}" if np.isfinite(value) else "–")
-    text = text + pd.DataFrame(
-        {column: disturbed_in(summary, column).map({True: f"{space}{DISTURBED_SIGN}", False: ""}) for column in columns}
-    )
     sns.heatmap(
         np.log2(values),
         ax=ax,
@@ -172,7 +167,6 @@ def predicted(cells: pd.DataFrame, tasks: list[str], sheet: Sheet) -> Figure:
         mark(drawn.get_children(), series)
         what = f"{label}, k = {row['k']}, {task_name(row['task'])}, predicted {row['predicted_speedup']:.2f}×, measured"
         mark(drawn.lines[0], series, [tip(what, row["speedup"], low, high, unit="×")])
-    mark_disturbed(ax, cells.loc[disturbed(cells), ["predicted_speedup", "speedup"]].itertuples(index=False, name=None))
     values = cells[["predicted_speedup", "speedup"]].to_numpy(dtype=float)
     top = max(top_of(cells, "speedup") or 0.0, float(np.nanmax(values)) * 1.05)
     least = float(np.nanmin(values))

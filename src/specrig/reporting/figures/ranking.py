@@ -13,7 +13,6 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from specrig.analysis.cells import row_dicts
-from specrig.analysis.disturbance import disturbed
 from specrig.reporting.figures.marks import mark, tip
 from specrig.reporting.figures.panels import (
     TIMES,
@@ -27,8 +26,8 @@ from specrig.reporting.figures.panels import (
     signs_note,
 )
 from specrig.reporting.figures.style import GRID, INK, ROUND_PARTS, family_colour, method_family
-from specrig.results.labels import BASELINES, DISTURBED_SIGN, method_name, task_name
-from specrig.results.summary import MEAN, disturbed_in
+from specrig.results.labels import BASELINES, method_name, task_name
+from specrig.results.summary import MEAN
 
 
 def in_order(summary: pd.DataFrame) -> pd.DataFrame:
@@ -42,8 +41,7 @@ def ranking(summary: pd.DataFrame, tasks: list[str], sheet: Sheet) -> Figure:
     """All methods, the fastest on top: the geometric mean with its interval, tasks as small dots, families by colour."""
     check_compares(summary)
     rows = in_order(summary)
-    signs = disturbed_in(rows, MEAN).map({True: f" {DISTURBED_SIGN}", False: ""})
-    figure, ax = _lines(sheet, [f"{row_label(row)}{sign}" for row, sign in zip(row_dicts(rows), signs, strict=True)])
+    figure, ax = _lines(sheet, [row_label(row) for row in row_dicts(rows)])
     families: dict[str, str] = {}
     for y, row in enumerate(row_dicts(rows)):
         label, family = row_label(row), method_family(row["method"])
@@ -76,8 +74,7 @@ def rounds(best: pd.DataFrame, sheet: Sheet) -> Figure:
     for (method, variant, k), members in cells.groupby(["method", "variant", "k"], sort=False):
         tokens, speedup = (float(np.exp(np.log(members[name]).mean())) for name in ("acceptance_length", "speedup"))
         parts = {name: tokens / speedup * float(members[column].mean()) for name, column, _ in ROUND_PARTS}
-        kept, sign = bool(members["lossless"].all()), bool(disturbed(members).any())
-        name = method_name(str(method), variant=str(variant), lossless=kept, disturbed=sign)
+        name = method_name(str(method), variant=str(variant), lossless=bool(members["lossless"].all()))
         lines.append((speedup, f"{name}, k={k}" if k else name, tokens, parts))
     lines.sort(key=lambda line: -line[0])
     figure, ax = _lines(sheet, [line[1] for line in lines])

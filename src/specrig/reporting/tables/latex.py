@@ -14,7 +14,7 @@ from functools import cached_property
 
 from specrig.results.citations import cited
 from specrig.results.grid import Grid, GridEntry
-from specrig.results.labels import DAGGER, DISTURBED_SIGN
+from specrig.results.labels import DAGGER
 
 PAGE = 45
 """The number of rows that fit on one page. A longer table becomes a longtable, which continues over several pages."""
@@ -24,10 +24,12 @@ LONG = 44
 """A column of texts that are longer wraps its lines."""
 PACKAGES = r"\usepackage{array,booktabs,graphicx,longtable,pdflscape,siunitx}"
 """What a document needs to include any of the tables; siunitx of version 3."""
-STRIKING = r"\usepackage[normalem]{ulem}"
+STRIKING = (
+    r"\newcommand{\struck}[1]{\setbox0=\hbox{#1}\rlap{\rule[.5ex]{\wd0}{.4pt}}\box0}"
+)
 """What it needs besides for a table with results that the audit failed."""
 SETUP = r"\sisetup{mode=text,reset-text-series=false,text-series-to-math=true}"
-_NUMBER = re.compile(rf"(-?)([\d,]+)(?:\.(\d+))?( %)?(?: ([{DAGGER}{DISTURBED_SIGN}]))?")
+_NUMBER = re.compile(rf"(-?)([\d,]+)(?:\.(\d+))?( %)?(?: ({DAGGER}))?")
 
 
 def latex(grid: Grid) -> str:
@@ -138,7 +140,7 @@ class _Column:
         if match is None or entry.struck or (match[4] and not self.percent):
             text = escape(entry.text)
             text = f"\\textbf{{{text}}}" if entry.bold else text
-            text = f"\\sout{{{text}}}" if entry.struck else text
+            text = f"\\struck{{{text}}}" if entry.struck else text
             text = f"{{{text}}}" if self.number else text
         else:
             digits = entry.text.split(" ")[0].replace(",", "")
@@ -198,7 +200,7 @@ def _line(*cells: str) -> str:
 
 _SIGNS = {sign: f"\\{sign}" for sign in "&%$#_{}"} | {
     "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
-    DAGGER: r"$^\dagger$", DISTURBED_SIGN: r"$^\ddagger$", "–": "--", "…": r"\ldots{}", "×": r"$\times$", "τ": r"$\tau$",
+    DAGGER: r"$^\dagger$", "–": "--", "…": r"\ldots{}", "×": r"$\times$", "τ": r"$\tau$",
     "α": r"$\alpha$", "Σ": r"$\Sigma$", "·": r"$\cdot$", "≥": r"$\geq$", "σ": r"$\sigma$", "χ": r"$\chi$", "±": r"$\pm$",
     "²": r"$^2$",
 }  # fmt: skip
