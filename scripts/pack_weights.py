@@ -29,7 +29,7 @@ from specrig.heads.base import TrainingError
 from specrig.heads.checkpoint import read
 from specrig.provenance.environment import TRAINED_FOR, processor
 from specrig.provenance.trained_for import WEIGHTS, noted
-from specrig.results.grid import measured, number
+from specrig.report.grid import measured, number
 from specrig.runtime.eight_bits import packed
 from specrig.runtime.whole import is_rounded
 from specrig.study.learning_curve import read_learning_curve, write_learning_curve

@@ -18,7 +18,7 @@ from specrig.measurement.machine_state import MachineState
 from specrig.measurement.quarantine import quarantine_disturbed
 from specrig.measurement.records import Load, Record, read_records
 from specrig.measurement.signs import disturbance, loads
-from specrig.results.study_data import read_study
+from specrig.report.study_data import read_study
 from specrig.study.load import load_study
 from specrig.study.study import Study
 

@@ -33,7 +33,7 @@ from specrig.measurement.records import NOT_RECORDED, Load, Probe, Record, read_
 from specrig.measurement.runner import measure
 from specrig.measurement.signs import OTHERS
 from specrig.provenance.load import between, moment, probe
-from specrig.results.study_data import read_study
+from specrig.report.study_data import read_study
 from specrig.study.claims import Claim
 from specrig.study.load import load_study
 

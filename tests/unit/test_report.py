@@ -20,27 +20,27 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from specrig.decoding import drafters
 from specrig.measurement.recording import text_ends
 from specrig.measurement.records import Rounds, Run
-from specrig.reporting.documents.contents import contents
-from specrig.reporting.documents.html import write_report
-from specrig.reporting.documents.samples import sample, sources, spans
-from specrig.reporting.figures import style
-from specrig.reporting.figures.curves import learning
-from specrig.reporting.figures.drawings import file_names, write_figures
-from specrig.reporting.figures.panels import SCREEN
-from specrig.reporting.figures.ranking import in_order
-from specrig.reporting.figures.style import FAMILIES, method_colour, method_family, method_marker
-from specrig.reporting.items import Figure, Section, Text
-from specrig.reporting.outline import figures
-from specrig.results import labels
-from specrig.results.advice import _megabytes, advised
-from specrig.results.conclusions import findings, in_short, repetition_warnings
-from specrig.results.grid import unbroken
-from specrig.results.machine import differing, environment_rows, machine, parameters
-from specrig.results.prose import certainty
-from specrig.results.speed_tables import with_bold
-from specrig.results.study_data import MeasuredJob, StudyData, learning_curves, read_study, training_curves
-from specrig.results.study_results import StudyResults
-from specrig.results.summary import best_rows, speedup_summary
+from specrig.report import labels
+from specrig.report.advice import _megabytes, advised
+from specrig.report.conclusions import findings, in_short, repetition_warnings
+from specrig.report.documents.contents import contents
+from specrig.report.documents.html import write_report
+from specrig.report.documents.samples import sample, sources, spans
+from specrig.report.figures import style
+from specrig.report.figures.curves import learning
+from specrig.report.figures.drawings import file_names, write_figures
+from specrig.report.figures.panels import SCREEN
+from specrig.report.figures.ranking import in_order
+from specrig.report.figures.style import FAMILIES, method_colour, method_family, method_marker
+from specrig.report.grid import unbroken
+from specrig.report.items import Figure, Section, Text
+from specrig.report.machine import differing, environment_rows, machine, parameters
+from specrig.report.outline import figures
+from specrig.report.prose import certainty
+from specrig.report.speed_tables import with_bold
+from specrig.report.study_data import MeasuredJob, StudyData, learning_curves, read_study, training_curves
+from specrig.report.study_results import StudyResults
+from specrig.report.summary import best_rows, speedup_summary
 
 VOID = {"meta", "br", "link", "img", "hr", "col", "input"}
 
@@ -373,7 +373,7 @@ def test_one_method_gets_no_figure_that_compares(tmp_path: Path) -> None:
 def test_text_about_a_figure_without_data_is_hidden(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text, figure = Text("A batch reads the weights once."), Figure("batching", "Throughput against batch size.")
     outline = (Section("drawn", "Drawn", (text, figure)), Section("told", "Told", (text,)))
-    monkeypatch.setattr("specrig.reporting.documents.contents.OUTLINE", outline)
+    monkeypatch.setattr("specrig.report.documents.contents.OUTLINE", outline)
     results = StudyResults(read_study(study))
     shown, hidden = (
         [section.section.name for section in contents(results, "html", drawn).sections] for drawn in (["batching"], [])

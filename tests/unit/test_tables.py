@@ -16,15 +16,15 @@ from synthetic import write_job, write_study
 from specrig.analysis.cells import COLUMNS
 from specrig.cell import Cell
 from specrig.measurement.records import RecordError, read_records
-from specrig.reporting.tables.files import file_names, write_tables
-from specrig.reporting.tables.latex import PACKAGES, STRIKING, latex
-from specrig.results import grid
-from specrig.results.grid import Grid, GridEntry
-from specrig.results.labels import method_name
-from specrig.results.prose import power_sentence
-from specrig.results.study_data import read_study
-from specrig.results.study_results import StudyResults
-from specrig.results.summary import audit_failures, best_rows, speedup_summary
+from specrig.report import grid
+from specrig.report.grid import Grid, GridEntry
+from specrig.report.labels import method_name
+from specrig.report.latex import PACKAGES, STRIKING, latex
+from specrig.report.prose import power_sentence
+from specrig.report.study_data import read_study
+from specrig.report.study_results import StudyResults
+from specrig.report.summary import audit_failures, best_rows, speedup_summary
+from specrig.report.table_files import file_names, write_tables
 
 
 @pytest.fixture(scope="module")

@@ -43,11 +43,11 @@ from specrig.measurement.traffic.loops import Requests, closed_loop, open_loop
 from specrig.measurement.traffic.records import Request, Turn, damaged_points, read_turns, study_turns
 from specrig.measurement.traffic.sweep import measure_traffic
 from specrig.models.pair import PairFiles
-from specrig.reporting.documents.html import write_report
-from specrig.reporting.figures.drawings import write_figures
-from specrig.reporting.tables.files import write_tables
-from specrig.results.study_data import read_study
-from specrig.results.traffic_table import crossover_sentences, traffic_grid
+from specrig.report.documents.html import write_report
+from specrig.report.figures.drawings import write_figures
+from specrig.report.study_data import read_study
+from specrig.report.table_files import write_tables
+from specrig.report.traffic_table import crossover_sentences, traffic_grid
 from specrig.sharing.archive import pack
 from specrig.study.load import load_study
 from specrig.study.problems import StudyError

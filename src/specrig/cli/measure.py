@@ -92,7 +92,7 @@ def remeasure(
     from specrig.analysis.disturbance import disturbances
     from specrig.measurement.quarantine import quarantine_disturbed
     from specrig.measurement.records import replicate_folder
-    from specrig.results.study_data import read_study
+    from specrig.report.study_data import read_study
 
     loaded = load(study or config)
     disturbed: dict[Path, dict[str, None]] = {}
@@ -125,8 +125,8 @@ def audit(study: StudyFile = DEFAULT) -> None:
     import pandas as pd
 
     from specrig.audit.run import audit_records
-    from specrig.results.audit_tables import identity
-    from specrig.results.study_data import read_study
+    from specrig.report.audit_tables import identity
+    from specrig.report.study_data import read_study
 
     loaded = load(study)
     found, out = read_study(loaded.root), loaded.root / "audit" / "records.csv"

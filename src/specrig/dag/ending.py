@@ -14,8 +14,8 @@ def ending(root: Path, report: Path) -> str:
     if table.is_file():
         import pandas as pd  # planning needs none
 
-        from specrig.results.audit_tables import baseline_warning
-        from specrig.results.conclusions import in_short
+        from specrig.report.audit_tables import baseline_warning
+        from specrig.report.conclusions import in_short
 
         warning = baseline_warning(pd.read_csv(audit)) if audit.is_file() else ""
         found = [warning] if warning else []

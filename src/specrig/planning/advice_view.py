@@ -8,7 +8,7 @@ from rich.console import Console
 
 from specrig.decoding.drafters import registry as methods
 from specrig.planning.advice import USUAL_ALPHA, Advice, Best, Prediction
-from specrig.results.labels import method_name
+from specrig.report.labels import method_name
 from specrig.study.rows import Pair
 from specrig.terminal import Column, print_table
 
@@ -58,7 +58,7 @@ def _print_measured(rows: Sequence[Best], console: Console) -> None:
     """The fastest method and its options for each engine, task, temperature and batch size; plain decoding where none
     is faster.
     """
-    from specrig.results.grid import interval, number  # numpy
+    from specrig.report.grid import interval, number  # numpy
 
     engines, found = {row.engine for row in rows}, []
     for row in rows:

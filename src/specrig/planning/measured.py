@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from specrig.measurement.records import RecordError, read_index, replicate_folder
-from specrig.results.labels import BASELINES
+from specrig.report.labels import BASELINES
 from specrig.study.config import Config
 from specrig.study.load import load_study
 from specrig.study.problems import Positions, Problem, Problems, StudyError, shortened

@@ -23,8 +23,8 @@ from specrig.measurement.blocks import baseline_of, is_lossless, with_baselines
 from specrig.measurement.plan import Part
 from specrig.measurement.records import study_records
 from specrig.measurement.runner import measure
-from specrig.results.grid import interval, number, percent
-from specrig.results.labels import BASELINES, method_name, task_name
+from specrig.report.grid import interval, number, percent
+from specrig.report.labels import BASELINES, method_name, task_name
 from specrig.study.study import Study
 from specrig.terminal import Column, print_table
 

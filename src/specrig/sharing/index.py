@@ -13,10 +13,10 @@ import numpy as np
 
 from specrig.analysis.cells import row_dicts
 from specrig.files import write_atomically
-from specrig.results.grid import Grid, GridEntry, interval, markdown, number
-from specrig.results.labels import BASELINES, method_name
-from specrig.results.study_results import StudyResults
-from specrig.results.summary import MEAN, base_setting, comparable
+from specrig.report.grid import Grid, GridEntry, interval, markdown, number
+from specrig.report.labels import BASELINES, method_name
+from specrig.report.study_results import StudyResults
+from specrig.report.summary import MEAN, base_setting, comparable
 from specrig.sharing.manifest import FILE, Manifest, PublishedPair, PublishedSpeedup, read_manifest
 
 INDEX, FIGURE = "README.md", "headline.svg"
@@ -100,8 +100,8 @@ def draw_figure(manifests: dict[str, Manifest], path: Path) -> Path:
     import matplotlib.pyplot as plt
     import seaborn as sns
 
-    from specrig.reporting.figures.panels import SCREEN, TIMES, make_panels, unused_hidden
-    from specrig.reporting.figures.style import INK, method_colour, rc
+    from specrig.report.figures.panels import SCREEN, TIMES, make_panels, unused_hidden
+    from specrig.report.figures.style import INK, method_colour, rc
 
     panels = [(name, manifest, pair) for name, manifest in manifests.items() for pair in manifest.pairs]
     # A single bar is no comparison, unless there are no others.

@@ -20,10 +20,10 @@ from specrig.analysis.speedup import group_times, log_speedups
 from specrig.cell import digest
 from specrig.files import file_sha256
 from specrig.measurement.records import Record
-from specrig.results import grid
-from specrig.results.labels import method_name, task_name
-from specrig.results.study_data import MeasuredJob, StudyData, training_curves
-from specrig.results.summary import LEVELS, MEAN, acceptance_summary, audit_failures, speedup_summary
+from specrig.report import grid
+from specrig.report.labels import method_name, task_name
+from specrig.report.study_data import MeasuredJob, StudyData, training_curves
+from specrig.report.summary import LEVELS, MEAN, acceptance_summary, audit_failures, speedup_summary
 from specrig.tasks.variants import SIGN, variant_of
 from specrig.tracking.run_content import (
     NOTE,
