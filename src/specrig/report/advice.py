@@ -11,7 +11,7 @@ import pandas as pd
 from specrig.analysis.cells import identity, row_dicts, row_identity
 from specrig.report import grid
 from specrig.report.grid import Grid, GridEntry
-from specrig.report.labels import method_name, task_name
+from specrig.report.labels import named, task_name
 from specrig.report.study_data import StudyData
 from specrig.report.summary import base_setting, comparable
 
@@ -107,4 +107,4 @@ def _megabytes(size: float) -> str:
 
 
 def _name(row: dict[str, Any]) -> str:
-    return method_name(row["method"], variant=row["variant"])
+    return named(row)

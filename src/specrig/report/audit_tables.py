@@ -19,7 +19,7 @@ from specrig.audit.multiple_testing import (
 )
 from specrig.report import grid
 from specrig.report.grid import Column, Grid, GridEntry
-from specrig.report.labels import method_name, method_order, task_name
+from specrig.report.labels import method_name, method_order, named, task_name
 
 SMALLEST = 1e-12
 """Smaller p-values are shown as "< 1e-12": neither readers nor double precision can tell them apart."""
@@ -180,7 +180,7 @@ def verdict_grid(audit: pd.DataFrame) -> Grid:
     several = [name for name in ("engine", "pair") if len(set(frame[name]) - {""}) > 1]
     columns: dict[str, Column] = {
         **{name: partial(_named, name=name) for name in several},
-        "method": lambda row: method_name(row["method"], variant=row["variant"], lossless=not _lossy(row)),
+        "method": lambda row: named(row, lossless=not _lossy(row)),
         "task": lambda row: task_name(row["task"]) if row["task"] else "small vocabulary",
         "T": lambda row: f"{row['temperature']:g}",
         "k": lambda row: "–" if str(row["ks"]) == "0" else str(row["ks"]),

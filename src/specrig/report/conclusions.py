@@ -11,7 +11,7 @@ import pandas as pd
 from specrig.analysis.cells import row_dicts
 from specrig.analysis.repetition import LOOPING
 from specrig.report.grid import interval, number, percent
-from specrig.report.labels import BASELINES, method_name, task_name
+from specrig.report.labels import BASELINES, named, task_name
 from specrig.report.speed_tables import mean_units
 from specrig.report.summary import MEAN, base_setting, comparable, over_most_tasks
 
@@ -64,7 +64,7 @@ def in_short(summary: pd.DataFrame) -> list[str]:
     for where, _, top in _leaders(summary):
         if top is None:
             continue
-        name = method_name(top["method"], variant=top["variant"])
+        name = named(top)
         over = f"mean over {top['tasks']} task{'s' if top['tasks'] != 1 else ''}"
         lines.append(
             f"Fastest lossless method on {where}: {name} at k = {top['k']}, {number(top[MEAN])} times the speed "
@@ -91,7 +91,7 @@ def _spread(top: dict[str, Any]) -> str:
 
 
 def _answer(top: dict[str, Any], tasks: list[str], where: str) -> str:
-    name = method_name(top["method"], variant=top["variant"])
+    name = named(top)
     measured = sum(np.isfinite(top[task]) for task in tasks)
     return (
         f"On {where} the fastest lossless method is {name} at k = {top['k']}: {number(top[MEAN])} times the "
@@ -120,7 +120,7 @@ def _explanation(top: dict[str, Any], rows: pd.DataFrame, best: pd.DataFrame, ta
     ordered = sorted(measured, key=lambda task: top[task])
     if len(ordered) > 1:
         most, least = ordered[-1], ordered[0]
-        name = method_name(top["method"], variant=top["variant"])
+        name = named(top)
         sentences.append(
             f"{name} gains most on {task_name(most)} ({number(top[most])}), least on {task_name(least)} "
             f"({number(top[least])})."
@@ -144,7 +144,7 @@ def _explanation(top: dict[str, Any], rows: pd.DataFrame, best: pd.DataFrame, ta
     others = rows[~rows["method"].isin([top["method"], *BASELINES])]
     slower = others[others[f"{MEAN}_high"] < 1]
     if len(slower):
-        names = (method_name(row["method"], variant=row["variant"]) for row in row_dicts(slower))
+        names = (named(row) for row in row_dicts(slower))
         sentences.append(f"Methods whose whole interval is below plain decoding: {', '.join(dict.fromkeys(names))}.")
     return sentences
 
@@ -159,7 +159,7 @@ def best_k_sentences(cells: pd.DataFrame, summary: pd.DataFrame) -> list[str]:
         measured = cells[(cells["engine"] == engine) & (cells["pair"] == pair)]
         counts = measured.assign(variant=measured["variant"].fillna("")).groupby(["method", "variant"])["k"].nunique()
         named = [
-            f"{method_name(row['method'], variant=row['variant'])} {row['k']} ({number(row[MEAN])} times)"
+            f"{named(row)} {row['k']} ({number(row[MEAN])} times)"
             for row in row_dicts(base_setting(rows).sort_values(MEAN, ascending=False))
             if counts[row["method"], row["variant"]] > 1
         ]

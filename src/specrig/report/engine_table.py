@@ -12,7 +12,7 @@ from specrig.analysis.engines import SETTING, compare
 from specrig.analysis.statistics import LEAST_UNITS
 from specrig.report import grid
 from specrig.report.grid import Grid, GridEntry
-from specrig.report.labels import LOSSY_NOTE, method_name, method_order, task_name
+from specrig.report.labels import LOSSY_NOTE, method_order, named, task_name
 from specrig.report.machine import precisions
 from specrig.report.study_data import StudyData
 
@@ -28,7 +28,9 @@ def comparison(study: StudyData) -> pd.DataFrame:
         for job in study.jobs
         for method, text in (_engine_record(job.environment).get("differences") or {}).items()
     }
-    return compare(study.records, [str(name) for name in study.config.get("engines") or []], differences)
+    return study.labelled(
+        compare(study.records, [str(name) for name in study.config.get("engines") or []], differences)
+    )
 
 
 def untested(study: StudyData) -> dict[str, str]:
@@ -80,7 +82,7 @@ def engines_grid(compared: pd.DataFrame, study: StudyData) -> Grid:
         reference = row["engine"] == row["reference"]
         labels = [
             *(task_name(str(row[name])) if name == "task" else _formatted(row[name]) for name in varying),
-            method_name(row["method"], variant=row["variant"], lossless=row["lossless"]),
+            named(row, lossless=row["lossless"]),
             str(row["k"]) if row["k"] else "–",
             row["engine"],
         ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from specrig.decoding.drafters import registry as methods
@@ -43,6 +43,38 @@ def method_name(method: str, *, variant: str = "", lossless: bool = True) -> str
     """A method's name and variant, with a dagger if it is lossy."""
     sign = "" if lossless else f" {DAGGER}"
     return f"{method}{f' ({variant_name(method, variant)})' if variant else ''}{sign}"
+
+
+def named(row: Mapping[str, Any], *, lossless: bool = True) -> str:
+    """The name of a table's row: its `label` where it has one (`StudyData.labelled`), else method and variant."""
+    label = row.get("label")
+    variant = row["variant"] if isinstance(row["variant"], str) else ""
+    name = label if isinstance(label, str) and label else method_name(row["method"], variant=variant)
+    return name if lossless else f"{name} {DAGGER}"
+
+
+def short_names(variants: Iterable[tuple[str, str]]) -> dict[tuple[str, str], str]:
+    """(method, variant) -> its name in a study that has these: only options in which variants of a method differ.
+
+    Of `p_eagle` with the variants "" and `nodesauto-passes2` and `nodesauto` the last is "p_eagle, nodes auto".
+    """
+    by_method: dict[str, dict[str, list[str]]] = {}
+    for method, variant in variants:
+        by_method.setdefault(method, {})[variant] = variant_name(method, variant).split(", ") if variant else []
+    found = {}
+    for method, parts in by_method.items():
+        shared = set.intersection(*map(set, parts.values()))
+        for variant, options in parts.items():
+            words = [_words(option) for option in options if option not in shared]
+            found[method, variant] = ", ".join([method, *words])
+    return found
+
+
+def _words(option: str) -> str:
+    """An option of a variant in words: `draft_nodes=auto` becomes "draft nodes auto", `blend=True` "blend"."""
+    name, _, value = option.partition("=")
+    name = name.replace("_", " ")
+    return name if value == "True" else f"no {name}" if value == "False" else f"{name} {value}".strip()
 
 
 def cell_name(cell: Any) -> str:

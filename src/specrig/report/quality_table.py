@@ -11,7 +11,7 @@ from specrig.analysis.quality import COLUMNS
 from specrig.report import grid
 from specrig.report.damage import reading
 from specrig.report.grid import Column, Grid, GridEntry
-from specrig.report.labels import method_name, task_name
+from specrig.report.labels import named, task_name
 
 CAPTION = (
     "Quality of the outputs: the method's score, its baseline's on the same prompts, and the difference with its 95 % "
@@ -42,7 +42,7 @@ def quality_grid(table: pd.DataFrame, study: str) -> Grid:
     columns: dict[str, Column] = {
         **{name.replace("_", " "): grid.text(name) for name in several},
         "task": lambda row: task_name(row["task"]),
-        "method": lambda row: method_name(row["method"], variant=row["variant"], lossless=row["lossless"]),
+        "method": lambda row: named(row, lossless=row["lossless"]),
         "T": lambda row: f"{row['temperature']:g}",
         "k": grid.text("ks"),
         "scorer": grid.text("scorer"),

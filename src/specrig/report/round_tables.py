@@ -11,7 +11,7 @@ from specrig.analysis.acceptance import positions
 from specrig.analysis.cells import IDENTITY, identity, row_dicts
 from specrig.report import grid
 from specrig.report.grid import Grid, GridEntry
-from specrig.report.labels import method_name, method_order, task_name
+from specrig.report.labels import method_name, method_order, named, task_name
 from specrig.report.study_data import StudyData
 from specrig.report.summary import base_setting
 
@@ -27,7 +27,12 @@ def positions_grid(study: StudyData, best: pd.DataFrame) -> Grid:
     for members in study.cells.values():
         cell = members[0].cell
         if identity(cell) in fastest and cell.k:
-            label = method_name(cell.method, variant=cell.variant, lossless=members[0].lossless)
+            name = {
+                "method": cell.method,
+                "variant": cell.variant,
+                "label": study.labels.get((cell.method, cell.variant)),
+            }
+            label = named(name, lossless=members[0].lossless)
             pooled.setdefault((cell.engine, cell.pair, cell.method, label, str(cell.k)), []).extend(members)
     frames = {key: positions(records) for key, records in pooled.items()}
     deepest = max((len(frame) for frame in frames.values()), default=0)

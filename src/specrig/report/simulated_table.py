@@ -14,7 +14,7 @@ from specrig.measurement.records import Record
 from specrig.report import grid
 from specrig.report.claim_tables import reported_claims, with_conditions
 from specrig.report.grid import Column, Grid
-from specrig.report.labels import method_name, task_name
+from specrig.report.labels import named, task_name
 from specrig.report.speed_tables import RATES, device_columns
 from specrig.report.study_data import StudyData
 from specrig.study.claims import Claim
@@ -78,7 +78,7 @@ def simulated_grid(table: pd.DataFrame, study: str) -> Grid:
     columns: dict[str, Column] = {
         **engine,
         "pair": grid.text("pair"),
-        "method": lambda row: method_name(row["method"], variant=row["variant"]),
+        "method": lambda row: named(row),
         "task": lambda row: task_name(row["task"]),
         "T": lambda row: f"{row['temperature']:g}",
         "k": lambda row: str(row["k"]) if row["k"] else "–",

@@ -16,7 +16,7 @@ from specrig.report.labels import (
     BOLD_NOTE,
     FAILED_NOTE,
     LOSSY_NOTE,
-    method_name,
+    named,
     task_name,
 )
 from specrig.report.study_data import StudyData
@@ -174,8 +174,7 @@ def level_columns(levels: list[str]) -> dict[str, Column]:
 def _level(row: dict[str, Any], level: str) -> str:
     value = row[level]
     if level == "method":
-        variant = row["variant"] if isinstance(row["variant"], str) else ""
-        return method_name(value, variant=variant, lossless=row["lossless"])
+        return named(row, lossless=row["lossless"])
     return f"{value:g}" if level == "temperature" else task_name(value) if level == "task" else str(value)
 
 

@@ -18,6 +18,8 @@ from specrig.audit.multiple_testing import with_verdicts
 from specrig.measurement.records import Record, RecordError, read_index, read_records
 from specrig.measurement.traffic.records import Turn, study_turns
 from specrig.report.damage import reading
+from specrig.report.labels import short_names
+from specrig.study.config import MethodEntry
 from specrig.study.learning_curve import LearningPoint
 
 
@@ -94,11 +96,29 @@ class StudyData:
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """`analysis.cells.cells_table` of `records`, with the memory floor, where known."""
+        """`analysis.cells.cells_table` of `records`, with labels and, where known, the memory floor."""
         return self.with_floor(cells_table(self.records), self.cells)
 
+    @cached_property
+    def labels(self) -> dict[tuple[str, str], str]:
+        """(method, variant) -> its name in figures and tables: the study's `label`, or a short one (`short_names`)."""
+        cells = [records[0].cell for records in self.every.values()]
+        cells += [turns[0].point.cell for turns in self.under_load[0].values()]
+        found = short_names((cell.method, cell.variant) for cell in cells)
+        for entry in self.config.get("methods") or []:
+            if isinstance(entry, dict) and entry.get("label"):
+                found |= MethodEntry.model_validate(entry).labels()
+        return found
+
+    def labelled(self, frame: pd.DataFrame) -> pd.DataFrame:
+        """`frame`, which has the columns method and variant, with the column `label`."""
+        variants = frame["variant"].astype(object).fillna("") if "variant" in frame else [""] * len(frame)
+        keys = zip(frame["method"], variants, strict=True)
+        return frame.assign(label=[self.labels.get(key, "") for key in keys])
+
     def with_floor(self, table: pd.DataFrame, cells: dict[str, list[Record]]) -> pd.DataFrame:
-        """`table` with the memory floor, where known. table: the `cells_table` of `cells`, in its order."""
+        """`table` with labels and, where known, the memory floor. table: the `cells_table` of `cells`, in its order."""
+        table = self.labelled(table)
         shares = [
             floor_share(records, self.environments.get(records[0].cell.method_key, {})) for records in cells.values()
         ]

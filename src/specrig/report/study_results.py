@@ -62,7 +62,8 @@ class StudyResults:
         """audit: see `summary.audit_failures`; None means the study's own."""
         self.study = study
         self.name = study.name
-        self.audit = study.audit() if audit is None else audit
+        audit = study.audit() if audit is None else audit
+        self.audit = audit if audit is None or "method" not in audit else study.labelled(audit)
         self.folder = Path(study.config.get("results", "results"), study.name)
 
     # Data of which tables and sentences are made.
@@ -137,10 +138,11 @@ class StudyResults:
         """Servers under load."""
         limits = Limits.model_validate((self.study.config.get("traffic") or {}).get("goodput") or {})
         frame = traffic_table(self.study.under_load[0].values(), limits, self.study.traffic_environments)
+        frame = self.study.labelled(frame)
         formatted, paper = (traffic_grid(frame, self.name, short=short) for short in (False, True))
         return DataTable(frame, formatted, paper)
 
-    crossovers = cached_property(lambda self: crossovers(self.traffic.frame))
+    crossovers = cached_property(lambda self: self.study.labelled(crossovers(self.traffic.frame)))
     """`analysis.traffic.crossovers`."""
     crossover_sentences = cached_property(lambda self: crossover_sentences(self.crossovers))
     """From how many requests at once each method does not pay."""
@@ -178,7 +180,7 @@ class StudyResults:
         found = self.judged[self.judged["verdict"].isin(claim_tables.DECIDED)]
         return claim_tables.decided_grid(found, self.name) if len(found) else None
 
-    scored = cached_property(lambda self: read_quality(self.study.folder))
+    scored = cached_property(lambda self: self.study.labelled(read_quality(self.study.folder)))
     """`analysis.quality.quality_table`, as the study's folder has it."""
     quality = cached_property(lambda self: quality_grid(self.scored, self.name) if len(self.scored) else None)
     """Scores of the outputs."""

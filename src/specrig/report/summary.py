@@ -101,7 +101,7 @@ def speedup_summary(
         row |= {"tasks": len(strata), "prompts": int(members["prompts"].min()) if "prompts" in members else np.nan}
         row["several_k"] = bool(ks[tuple(row[level] for level in LEVELS if level != "temperature")] > 1)
         rows.append(row)
-    columns = [*LEVELS, "k", "lossless", "failed"]
+    columns = [*LEVELS, "k", "lossless", "failed", "label"]
     columns += [f"{name}{end}" for name in (*tasks, MEAN) for end in ("", "_low", "_high")]
     columns += ["tasks", "prompts", "several_k"]
     return _sorted(pd.DataFrame(rows, columns=columns))
@@ -135,7 +135,7 @@ def acceptance_summary(
         interval = stratified_ratio_interval(strata)
         row["mean_acceptance_length_low"], row["mean_acceptance_length_high"] = interval
         rows.append(row)
-    columns = [*LEVELS, "k", "lossless", "failed"]
+    columns = [*LEVELS, "k", "lossless", "failed", "label"]
     columns += [f"{task}_{measure}" for task in tasks for measure in MEASURES]
     columns += [f"mean_{measure}" for measure in MEASURES]
     return _sorted(pd.DataFrame(rows, columns=columns))
@@ -196,6 +196,7 @@ def _head(key: Key, members: pd.DataFrame, audit: pd.DataFrame | None) -> dict[s
     head: dict[str, Any] = dict(zip([*LEVELS, "k"], key, strict=True))
     head["lossless"] = bool(members["lossless"].all())
     head["failed"] = bool(audit_failures(members, audit).any())
+    head["label"] = str(members["label"].iloc[0]) if "label" in members else ""
     return head
 
 

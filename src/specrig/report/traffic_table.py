@@ -12,7 +12,7 @@ from specrig.analysis.statistics import LEVEL
 from specrig.analysis.traffic import TAIL
 from specrig.report import grid
 from specrig.report.grid import Column, Grid, GridEntry, percent, text
-from specrig.report.labels import method_name, task_name
+from specrig.report.labels import named, task_name
 from specrig.report.speed_tables import device_columns
 
 CAPTION = (
@@ -74,7 +74,7 @@ def _load(row: dict[str, Any]) -> str:
 
 
 def _name(row: dict[str, Any]) -> str:
-    name = method_name(row["method"], variant=row["variant"]) + (f" k={row['k']}" if row["k"] else "")
+    name = named(row) + (f" k={row['k']}" if row["k"] else "")
     return f"plain, beside {name}" if row["side"] == "baseline" else name
 
 
@@ -92,7 +92,7 @@ def crossover_sentences(crossovers: pd.DataFrame) -> list[str]:
     """One sentence a curve: from how many requests at once the method does not pay."""
     found = []
     for row in row_dicts(crossovers):
-        name = method_name(row["method"], variant=row["variant"])
+        name = named(row)
         where = (
             f"{name} (k = {row['k']}, {row['engine']}, {row['pair']}, {task_name(row['task'])}, T = "
             f"{row['temperature']:g})"

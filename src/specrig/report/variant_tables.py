@@ -15,7 +15,7 @@ from specrig.analysis.statistics import Interval, average, interval, mean
 from specrig.measurement.records import Record
 from specrig.report import grid
 from specrig.report.grid import Grid, GridEntry
-from specrig.report.labels import method_name, method_order
+from specrig.report.labels import method_order, named
 from specrig.report.speed_tables import row_labels, setting, table_notes, varying_levels
 from specrig.report.summary import base_setting, comparable
 from specrig.tasks.variants import variant_of
@@ -103,10 +103,10 @@ def _lines(frame: pd.DataFrame, axis: Axis) -> dict[str, Line]:
         return {}
     fair = frame[comparable(frame)]
     found: dict[str, Line] = {}
-    for (method, variant), own in fair.groupby(["method", "variant"], sort=False):
+    for _, own in fair.groupby(["method", "variant"], sort=False):
         line = {int(cast("int", at)): row_dicts(rows) for at, rows in own.groupby(axis)}
         if line.keys() == every and len({tuple(row["row"] for row in rows) for rows in line.values()}) == 1:
-            found[method_name(str(method), variant=str(variant))] = line
+            found[named(row_dicts(own)[0])] = line
     return found
 
 

@@ -24,7 +24,7 @@ from specrig.measurement.records import Record
 from specrig.report.documents.html_templates import html_template
 from specrig.report.grid import Grid, GridEntry, number, percent, range_of, text
 from specrig.report.grid import interval as interval_text
-from specrig.report.labels import method_name, method_order, task_name
+from specrig.report.labels import method_order, named, task_name
 from specrig.report.machine import commit, machine
 from specrig.report.study_data import StudyData, read_study
 from specrig.sharing.archive import is_publication, unpacked
@@ -80,7 +80,7 @@ class Comparison:
             row_dicts(self.cells),
             {
                 **{name.replace("_", " "): text(name) for name in levels},
-                "method": lambda row: method_name(row["method"], variant=row["variant"], lossless=row["lossless"]),
+                "method": lambda row: named(row, lossless=row["lossless"]),
                 "k": text("k"),
                 "task": lambda row: task_name(row["task"]),
                 "speedup in A": range_of("speedup_a", "speedup_a_low", "speedup_a_high"),

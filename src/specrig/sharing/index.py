@@ -14,7 +14,7 @@ import numpy as np
 from specrig.analysis.cells import row_dicts
 from specrig.files import write_atomically
 from specrig.report.grid import Grid, GridEntry, interval, markdown, number
-from specrig.report.labels import BASELINES, method_name
+from specrig.report.labels import BASELINES, named
 from specrig.report.study_results import StudyResults
 from specrig.report.summary import MEAN, base_setting, comparable
 from specrig.sharing.manifest import FILE, Manifest, PublishedPair, PublishedSpeedup, read_manifest
@@ -149,7 +149,7 @@ def draw_figure(manifests: dict[str, Manifest], path: Path) -> Path:
 def _speedup(row: dict[str, Any]) -> PublishedSpeedup:
     """A row of `speedup_summary` with its signs."""
     low, high = row[f"{MEAN}_low"], row[f"{MEAN}_high"]
-    label = method_name(row["method"], variant=row["variant"], lossless=row["lossless"])
+    label = named(row, lossless=row["lossless"])
     return PublishedSpeedup(
         method=row["method"],
         label=f"{label}, k = {row['k']}" if row["k"] else label,

@@ -21,7 +21,7 @@ from specrig.cell import digest
 from specrig.files import file_sha256
 from specrig.measurement.records import Record
 from specrig.report import grid
-from specrig.report.labels import method_name, task_name
+from specrig.report.labels import method_name, named, task_name
 from specrig.report.study_data import MeasuredJob, StudyData, training_curves
 from specrig.report.summary import LEVELS, MEAN, acceptance_summary, audit_failures, speedup_summary
 from specrig.tasks.variants import SIGN, variant_of
@@ -150,7 +150,7 @@ def _method_run(
     environment = study.folder / "records" / "/".join(job.key) / "environment.json"
     return RunContent(
         key="/".join(str(row[level]) for level in LEVELS),
-        name=", ".join([method_name(row["method"], variant=row["variant"]), *setting, *others]),
+        name=", ".join([named(row), *setting, *others]),
         sha=digest([*(child.record_sha for child in children), bool(row["failed"])]),
         tags={
             "kind": "method",

@@ -29,7 +29,7 @@ from specrig.report.figures.drawings import file_names, write_figures
 from specrig.report.figures.panels import PHONE
 from specrig.report.grid import Grid, GridEntry
 from specrig.report.items import Figure
-from specrig.report.labels import method_name, task_name
+from specrig.report.labels import task_name
 from specrig.report.outline import figures
 from specrig.report.study_data import StudyData, read_study
 from specrig.report.study_results import StudyResults
@@ -154,6 +154,7 @@ def _samples(study: StudyData, summary: pd.DataFrame) -> list[tuple[str, str, Sa
     for members in study.cells.values():
         cell = members[0].cell
         if all(getattr(cell, key) == top[key] for key in keys) and cell.task not in found:
-            label = f"{method_name(cell.method, variant=cell.variant)}, k = {cell.k}, {cell.pair} ({cell.engine})"
+            name = study.labels[cell.method, cell.variant]
+            label = f"{name}, k {cell.k}, {cell.pair} ({cell.engine})"
             found[cell.task] = (cell.task, label, sample(members[0], study.folder, study.config))
     return [found[task] for task in study.tasks if task in found]

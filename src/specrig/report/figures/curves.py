@@ -24,7 +24,7 @@ from specrig.report.figures.panels import (
     unused_hidden,
 )
 from specrig.report.figures.style import INK, method_colour, method_marker, task_style
-from specrig.report.labels import BASELINES, method_name, method_order, task_name
+from specrig.report.labels import BASELINES, method_order, task_name
 
 SMOOTH = "training (smoothed)"
 
@@ -41,8 +41,7 @@ def emitted_lengths(lengths: pd.DataFrame, tasks: list[str], sheet: Sheet) -> Fi
     figure, grid = make_panels(sheet, -(-len(panels) // columns), columns, width=3.1, height=2.6, sharey=True)
     axes = unused_hidden(grid, len(panels))
     styles = {task: task_style(task, tasks) for task in tasks}
-    for ax, (key, frame) in zip(axes, panels, strict=True):
-        method, variant, k, lossless = cast("tuple[str, str, int, bool]", key)
+    for ax, (_, frame) in zip(axes, panels, strict=True):
         reach = range(1, int(frame["emitted"].max()) + 1)
         for task, style in styles.items():
             shares = frame[frame["task"] == task].set_index("emitted")["share"].reindex(reach, fill_value=0.0)
@@ -50,11 +49,8 @@ def emitted_lengths(lengths: pd.DataFrame, tasks: list[str], sheet: Sheet) -> Fi
                 f"{task_name(task)}, {count} tokens: {100 * share:.1f} % of passes" for count, share in shares.items()
             ]
             mark(ax.plot(list(reach), shares, label=task_name(task), **style), task_name(task), tips)
-        name = method_name(method, variant=variant, lossless=lossless)
-        if sheet.width:
-            ax.set_title(in_lines(f"{name}, k={k}", TITLE), fontsize=sheet.small)
-        else:
-            ax.set_title(f"{name}, k={k}")
+        name = row_label(frame.iloc[0].to_dict())
+        ax.set_title(in_lines(name, TITLE) if sheet.width else name, fontsize=sheet.small if sheet.width else None)
         ax.set_xlabel("tokens a pass emits")
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes[0].set_ylim(bottom=0)  # after the last panel: the axis is shared, and setting one end fixes the other

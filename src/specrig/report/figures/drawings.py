@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
 
 from specrig.analysis.acceptance import emitted_lengths
-from specrig.analysis.cells import IDENTITY, identity
+from specrig.analysis.cells import identity, row_dicts, row_identity
 from specrig.measurement.records import Record
 from specrig.report.figures import curves, plots, ranking
 from specrig.report.figures.along import along
@@ -164,15 +164,15 @@ def _of_setting(
 
 def _lengths(measured: Iterable[list[Record]], cells: pd.DataFrame) -> pd.DataFrame:
     """One row per cell and emitted length, with its share of the rounds that were not cut."""
-    requested = set(cells[IDENTITY].itertuples(index=False, name=None))
+    labels = {row_identity(row): row["label"] for row in row_dicts(cells)}
     rows: list[dict[str, Any]] = []
-    columns = ["method", "variant", "k", "lossless", "task", "emitted", "share"]
+    columns = ["method", "variant", "k", "lossless", "label", "task", "emitted", "share"]
     for members in measured:
         cell = members[0].cell
-        if identity(cell) not in requested:
+        if identity(cell) not in labels:
             continue
         counts = pd.Series(emitted_lengths(members), dtype="int64").value_counts(normalize=True)
-        setting = [cell.method, cell.variant, cell.k, members[0].lossless, cell.task]
+        setting = [cell.method, cell.variant, cell.k, members[0].lossless, labels.get(identity(cell), ""), cell.task]
         rows += [dict(zip(columns, [*setting, emitted, share], strict=True)) for emitted, share in counts.items()]
     return pd.DataFrame(rows, columns=columns)
 

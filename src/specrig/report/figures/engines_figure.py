@@ -14,7 +14,7 @@ from specrig.report.engine_table import ALONE, MEASURES
 from specrig.report.figures.marks import mark, tip
 from specrig.report.figures.panels import NothingError, Sheet, by_task, edges, legend_below, top_of
 from specrig.report.figures.style import INK, engine_style
-from specrig.report.labels import method_name, method_order
+from specrig.report.labels import method_order, named
 
 
 def engines_figure(compared: pd.DataFrame, tasks: list[str], sheet: Sheet) -> Figure:
@@ -26,7 +26,8 @@ def engines_figure(compared: pd.DataFrame, tasks: list[str], sheet: Sheet) -> Fi
     tasks = [task for task in tasks if task in set(selected["task"])]
     order = method_order(selected["method"])
     keys = sorted({(order.index(row["method"]), row["variant"], row["k"]) for row in row_dicts(selected)})
-    labels = [method_name(order[number], variant=variant) + (f"\nk={k}" if k else "") for number, variant, k in keys]
+    names = {(row["method"], row["variant"]): named(row) for row in row_dicts(selected)}
+    labels = [names[order[number], variant] + (f"\nk {k}" if k else "") for number, variant, k in keys]
     figure, axes = by_task(sheet, len(MEASURES), tasks, width=max(3.1, 0.9 * len(keys) + 1), height=2.4)
     for line, labelled, (measure, title) in zip(axes, edges(sheet, axes), MEASURES.items(), strict=True):
         for ax in labelled:

@@ -22,7 +22,7 @@ from specrig.report.figures.panels import (
     unused_hidden,
 )
 from specrig.report.figures.style import INK, method_colour, task_style
-from specrig.report.labels import method_name, task_name
+from specrig.report.labels import named, task_name
 from specrig.report.summary import base_setting
 
 
@@ -70,7 +70,7 @@ def _draw(ax: Any, row: dict[str, Any], marker: str, sheet: Sheet) -> None:
         markerfacecolor=colour if row["lossless"] else "none",
         elinewidth=0.09 * sheet.size,
     )
-    label = method_name(row["method"], variant=row["variant"], lossless=row["lossless"])
+    label = named(row, lossless=row["lossless"])
     series = [label, task_name(row["task"])]
     mark(drawn.get_children(), series)
     what = f"{label}, k = {row['k']}, {task_name(row['task'])}, {row['speedup']:.2f}× as fast, {row['scorer']}"

@@ -19,7 +19,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator, StrMetho
 
 from specrig.report.figures.marks import mark, switch, tip
 from specrig.report.figures.style import method_colour, method_marker
-from specrig.report.labels import LOSSY_NOTE, method_name, method_order, task_name
+from specrig.report.labels import LOSSY_NOTE, method_order, named, task_name
 
 SMALL = 0.9
 """Small print, as a share of the sheet's font size."""
@@ -174,7 +174,8 @@ def method_lines(cells: pd.DataFrame) -> list[tuple[str, dict[str, Any], pd.Data
                 "linestyle": LINES[number % len(LINES)],
                 "markerfacecolor": method_colour(method) if lossless else "none",
             }
-            found.append((method_name(method, variant=str(variant), lossless=lossless), style, frame))
+            row = {"method": method, "variant": variant, "label": frame["label"].iloc[0] if "label" in frame else ""}
+            found.append((named(row, lossless=lossless), style, frame))
     return found
 
 
@@ -283,8 +284,8 @@ def in_lines(label: str, most: int | None) -> str:
 
 def row_label(row: dict[str, Any]) -> str:
     """The label of a summary row: its method and k."""
-    name = method_name(row["method"], variant=row["variant"], lossless=row["lossless"])
-    return f"{name}, k={row['k']}" if row["k"] else name
+    name = named(row, lossless=row["lossless"])
+    return f"{name}, k {row['k']}" if row["k"] else name
 
 
 def check_compares(summary: pd.DataFrame) -> None:

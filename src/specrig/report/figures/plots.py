@@ -37,7 +37,7 @@ from specrig.report.figures.panels import (
 )
 from specrig.report.figures.ranking import in_order
 from specrig.report.figures.style import INK, PAPER, method_colour, task_style
-from specrig.report.labels import BASELINES, method_name, task_name
+from specrig.report.labels import BASELINES, named, task_name
 from specrig.report.round_tables import EFFICIENT
 from specrig.report.summary import MEAN
 
@@ -162,7 +162,7 @@ def predicted(cells: pd.DataFrame, tasks: list[str], sheet: Sheet) -> Figure:
             elinewidth=0.09 * sheet.size,
             capsize=0,
         )
-        label = method_name(row["method"], variant=row["variant"], lossless=row["lossless"])
+        label = named(row, lossless=row["lossless"])
         series = [label, task_name(row["task"])]
         mark(drawn.get_children(), series)
         what = f"{label}, k = {row['k']}, {task_name(row['task'])}, predicted {row['predicted_speedup']:.2f}×, measured"

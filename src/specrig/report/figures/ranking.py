@@ -26,7 +26,7 @@ from specrig.report.figures.panels import (
     signs_note,
 )
 from specrig.report.figures.style import GRID, INK, ROUND_PARTS, family_colour, method_family
-from specrig.report.labels import BASELINES, method_name, task_name
+from specrig.report.labels import BASELINES, task_name
 from specrig.report.summary import MEAN
 
 
@@ -71,11 +71,11 @@ def rounds(best: pd.DataFrame, sheet: Sheet) -> Figure:
     if cells.empty:
         raise NothingError("no timed rounds: the engines of this study do not time the parts of a round")
     lines = []
-    for (method, variant, k), members in cells.groupby(["method", "variant", "k"], sort=False):
+    for _, members in cells.groupby(["method", "variant", "k"], sort=False):
         tokens, speedup = (float(np.exp(np.log(members[name]).mean())) for name in ("acceptance_length", "speedup"))
         parts = {name: tokens / speedup * float(members[column].mean()) for name, column, _ in ROUND_PARTS}
-        name = method_name(str(method), variant=str(variant), lossless=bool(members["lossless"].all()))
-        lines.append((speedup, f"{name}, k={k}" if k else name, tokens, parts))
+        row = row_dicts(members)[0] | {"lossless": bool(members["lossless"].all())}
+        lines.append((speedup, row_label(row), tokens, parts))
     lines.sort(key=lambda line: -line[0])
     figure, ax = _lines(sheet, [line[1] for line in lines])
     for y, (speedup, label, tokens, parts) in enumerate(lines):
