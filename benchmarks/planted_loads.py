@@ -30,7 +30,7 @@ from specrig.analysis.cells import row_dicts
 from specrig.analysis.disturbance import disturbed
 from specrig.measurement.runner import measure
 from specrig.measurement.signs import loads, signs
-from specrig.results.study_data import StudyData, read_study
+from specrig.report.study_data import StudyData, read_study
 from specrig.study.load import load_study
 
 METHODS = ("ngram", "suffix", "token_recycling", "p_eagle", "suffix_p_eagle")

@@ -22,7 +22,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 import seaborn as sns
 
-from specrig.reporting.figures.style import rc
+from specrig.report.figures.style import rc
 from specrig.study.load import load_study
 
 REPOSITORY = Path(__file__).parents[1]
@@ -44,7 +44,7 @@ SNAKEMAKE = [
     "all",
 ]
 READ = (
-    "import sys; from pathlib import Path; from specrig.results.study_data import read_study; "
+    "import sys; from pathlib import Path; from specrig.report.study_data import read_study; "
     "read_study(Path(sys.argv[1])).every"
 )
 STAGES: Mapping[str, list[str]] = {

@@ -22,7 +22,6 @@ from safetensors.torch import load_file, save_file
 
 from specrig import __version__, heads
 from specrig.analysis.cells import row_dicts
-from specrig.analysis.disturbance import disturbed
 from specrig.corpus.trained_on import trained_on, write_trained_on
 from specrig.decoding.drafters import registry
 from specrig.files import file_sha256
@@ -30,8 +29,7 @@ from specrig.heads.base import TrainingError
 from specrig.heads.checkpoint import read
 from specrig.provenance.environment import TRAINED_FOR, processor
 from specrig.provenance.trained_for import WEIGHTS, noted
-from specrig.results.grid import measured, number
-from specrig.results.labels import DISTURBED_NOTE
+from specrig.report.grid import measured, number
 from specrig.runtime.eight_bits import packed
 from specrig.runtime.whole import is_rounded
 from specrig.study.learning_curve import read_learning_curve, write_learning_curve
@@ -134,9 +132,7 @@ def _measured(study: Study, pair: str, model: str) -> str:
     cells = pd.read_csv(table)
     cells = cells[[model in registry()[method].needs for method in cells["method"]]]
     cells = cells[(cells["pair"] == pair) & (cells["batch_size"] == 1)]
-    speeds = [
-        measured(row, "speedup", disturbed=sign) for row, sign in zip(row_dicts(cells), disturbed(cells), strict=True)
-    ]
+    speeds = [measured(row, "speedup") for row in row_dicts(cells)]
     rows = [
         f"| {row['method']} | {row['k']} | {row['task']} | {row['temperature']:g} | "
         f"{number(row['acceptance_length'])} | {speed.text} {speed.note} |"
@@ -145,8 +141,7 @@ def _measured(study: Study, pair: str, model: str) -> str:
     head = (
         "## Measured\n\n| method | k | task | temperature | acceptance length | speedup |\n|---|---|---|---|---|---|\n"
     )
-    note = f"\n{DISTURBED_NOTE}\n" if disturbed(cells).any() else ""
-    return head + "\n".join(rows) + f"\n{note}\n" if rows else ""
+    return head + "\n".join(rows) + "\n" if rows else ""
 
 
 def main(

@@ -96,13 +96,13 @@ DOCUMENTS = """
 import sys
 from pathlib import Path
 from synthetic import write_study
-from specrig.reporting.documents.contents import contents
-from specrig.reporting.documents.html import write_report
-from specrig.reporting.documents.paper import write_paper
-from specrig.reporting.documents.pdf import as_data
-from specrig.reporting.tables.files import write_tables
-from specrig.results.study_data import read_study
-from specrig.results.study_results import StudyResults
+from specrig.report.documents.contents import contents
+from specrig.report.documents.html import write_report
+from specrig.report.documents.paper import write_paper
+from specrig.report.documents.pdf import as_data
+from specrig.report.table_files import write_tables
+from specrig.report.study_data import read_study
+from specrig.report.study_results import StudyResults
 import json
 out = Path(sys.argv[1])
 study = write_study(out / "study", methods=("ngram", "draft_model"), ks=(2,), tasks=("code", "translation"), prompts=3)
@@ -120,7 +120,7 @@ def test_a_table_is_one_entry_of_the_outline(repository: Path, tmp_path: Path) -
     (entry,) = re.findall(r"before the entry `Table\(\"positions\", …\)`.*?```python\n(.*?)```", page, flags=re.S)
     source = tmp_path / "src"
     shutil.copytree(repository / "src/specrig", source / "specrig", ignore=shutil.ignore_patterns("__pycache__"))
-    outline = source / "specrig/reporting/outline.py"
+    outline = source / "specrig/report/outline.py"
     before, anchor, after = outline.read_text().partition('            Table("positions"')
     outline.write_text(before + indent(entry.rstrip(), " " * 12) + ",\n" + anchor + after)
     environment = {**os.environ, "PYTHONPATH": f"{source}:{repository / 'tests/unit'}"}

@@ -28,8 +28,8 @@ def report_text(once: Once) -> Callable[[Path], str]:
     """report_text(study): the page of its report, for tests of its text: its figures are another study's, drawn once."""
     from synthetic import write_study
 
-    from specrig.reporting.documents.html import write_report
-    from specrig.reporting.figures.drawings import write_figures
+    from specrig.report.documents.html import write_report
+    from specrig.report.figures.drawings import write_figures
 
     def build(folder: Path) -> None:
         write_figures(write_study(folder / "study", ks=(2,), tasks=("code",)), folder / "figures")

@@ -21,11 +21,11 @@ from specrig.analysis.claims import COLUMNS, VERDICTS, differing, judge, judgeme
 from specrig.analysis.commands import Catalogue, KnownPair
 from specrig.analysis.cost_model import papers
 from specrig.decoding.drafters import registry
-from specrig.reporting.figures.reported_figure import reported_points
-from specrig.reporting.tables.files import write_tables
-from specrig.results.claim_tables import _catalogue, counts, reproduction, sentence
-from specrig.results.study_data import read_study
-from specrig.results.study_results import StudyResults
+from specrig.report.claim_tables import _catalogue, counts, reproduction, sentence
+from specrig.report.figures.reported_figure import reported_points
+from specrig.report.study_data import read_study
+from specrig.report.study_results import StudyResults
+from specrig.report.table_files import write_tables
 from specrig.study.claims import Claim, read_claims
 from specrig.study.problems import Positions, Problems, StudyError
 

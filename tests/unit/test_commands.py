@@ -14,8 +14,8 @@ from snakemake.cli import parse_config
 from snakemake.utils import update_config
 
 from specrig.decoding.drafters import registry as methods
-from specrig.results.claim_tables import reproduction
-from specrig.results.study_data import StudyData
+from specrig.report.claim_tables import reproduction
+from specrig.report.study_data import StudyData
 from specrig.study.claims import ALIASES
 from specrig.study.load import load_study, read_config
 from specrig.study.problems import StudyError

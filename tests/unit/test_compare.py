@@ -14,7 +14,7 @@ import pytest
 from synthetic import write_study
 
 from specrig.cli import main
-from specrig.results.study_data import read_study
+from specrig.report.study_data import read_study
 from specrig.sharing.compare import ComparisonError, compare, compare_cells
 
 METHODS = ("draft_model", "ngram", "medusa")

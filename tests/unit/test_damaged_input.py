@@ -18,8 +18,8 @@ from specrig.engines.native import Native
 from specrig.heads import initialise, part, registry
 from specrig.models.gguf import source_file
 from specrig.models.pair import ModelError, PairFiles
-from specrig.results.study_data import read_study
-from specrig.results.study_results import StudyResults
+from specrig.report.study_data import read_study
+from specrig.report.study_results import StudyResults
 from specrig.runtime.types import DecodingError
 from specrig.study.load import load_study
 from specrig.study.traffic import Point
@@ -284,7 +284,7 @@ INDEXES = [
 @pytest.mark.parametrize("content", INDEXES)
 def test_an_index_of_records_that_is_none_is_named(content: str, tmp_path: Path) -> None:
     from specrig.measurement.records import RecordError, study_records
-    from specrig.results.study_data import read_study
+    from specrig.report.study_data import read_study
 
     study = write_study(tmp_path / "study", ks=(2,), tasks=("code",))
     for path in study.rglob("index.json"):
@@ -300,7 +300,7 @@ LINES = "what the patient\u2028said \u0085 was"
 def test_lines_are_cut_where_json_ends_them(tmp_path: Path) -> None:
     from specrig.measurement.task_prompts import _answers
     from specrig.measurement.traffic.records import Request, Turn, read_turns, write_turns
-    from specrig.reporting.documents.samples import _prompts
+    from specrig.report.documents.samples import _prompts
     from specrig.tasks.prompts import Prompt
 
     path = tmp_path / "lines.jsonl"
@@ -324,9 +324,9 @@ GARBAGE = [b"", b"[" * 100_000, b"\xff\xfe" * 40, b'{"a": 1}', b"9" * 5000]
 @pytest.mark.parametrize("content", GARBAGE, ids=range(len(GARBAGE)))
 def test_what_a_report_reads_is_named_or_left_out(content: bytes, tmp_path: Path) -> None:
     from specrig.measurement.records import RecordError
-    from specrig.reporting.documents.samples import _prompts
-    from specrig.results.machine import model_rows, parameters
-    from specrig.results.quality_table import read_quality
+    from specrig.report.documents.samples import _prompts
+    from specrig.report.machine import model_rows, parameters
+    from specrig.report.quality_table import read_quality
 
     (tmp_path / "model.safetensors").write_bytes(content)
     assert parameters(tmp_path) is None

@@ -19,7 +19,7 @@ from specrig.cli.decode_view import GenerationView, LiveGeneration
 from specrig.decoding.types import Round
 from specrig.engines.native import Native
 from specrig.models.pair import PairFiles
-from specrig.reporting.documents.samples import Writing
+from specrig.report.documents.samples import Writing
 from specrig.study.load import load_study
 
 

@@ -14,10 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import psutil
 import pytest
-from matplotlib.text import Text
 from synthetic import cell_records, write_study
 
 from runs import own_study
@@ -25,7 +23,7 @@ from specrig import cli
 from specrig.analysis.cells import cells_table
 from specrig.analysis.claims import judge
 from specrig.analysis.commands import Catalogue
-from specrig.analysis.disturbance import column, disturbances, undisturbed
+from specrig.analysis.disturbance import column, disturbances
 from specrig.analysis.efficiency import explained_efficiency
 from specrig.audit.toy_pair import build
 from specrig.cell import Cell
@@ -35,15 +33,7 @@ from specrig.measurement.records import NOT_RECORDED, Load, Probe, Record, read_
 from specrig.measurement.runner import measure
 from specrig.measurement.signs import OTHERS
 from specrig.provenance.load import between, moment, probe
-from specrig.reporting.tables.files import write_tables
-from specrig.results.conclusions import findings
-from specrig.results.disturbed_cells import busy_throughout
-from specrig.results.grid import markdown
-from specrig.results.round_tables import efficiency_grid
-from specrig.results.speed_tables import speedup_grid
-from specrig.results.study_data import read_study
-from specrig.results.study_results import StudyResults
-from specrig.results.summary import CROSS_FITTED, MEAN, best_rows, disturbed_in, speedup_summary
+from specrig.report.study_data import read_study
 from specrig.study.claims import Claim
 from specrig.study.load import load_study
 
@@ -375,117 +365,6 @@ def hit(record: Record) -> Record:
     cell = record.cell
     chosen = (cell.method, cell.k, cell.task, record.replicate, record.group) == ("draft_model", 4, "code", 1, 0)
     return slower(record, 400.0, "baseline") if chosen else record
-
-
-def test_a_disturbed_cell_is_marked_and_never_the_best(tmp_path: Path) -> None:
-    study = read_study(write_quiet(tmp_path / "made_up", hit))
-    assert {name for name, found in study.disturbances.items() if found} == {
-        "native/embedded/draft_model/code-k4-t0-b1"
-    }
-    table = study.table
-    assert (table["disturbed"] != "").sum() == 1 and table["disturbed"].str.startswith("replicate 1: ").sum() == 1
-    assert len(undisturbed(table)) == len(table) - 1
-    clean = table.assign(disturbed="", failed=False)
-    marked = table.assign(failed=False)
-    assert best_rows(clean).query("method == 'draft_model'")["k"].unique().tolist() == [4]
-    assert best_rows(marked).query("method == 'draft_model'")["k"].unique().tolist() == [2]
-    only = marked[marked["k"] == 4]
-    summary = speedup_summary(only, study.records, study.tasks)
-    draft = summary[summary["method"] == "draft_model"]
-    assert draft["disturbed"].tolist() == ["code"]
-    assert (
-        disturbed_in(draft, "code").all()
-        and disturbed_in(draft, MEAN).all()
-        and not disturbed_in(draft, "translation").any()
-    )
-    assert "fastest lossless method is ngram" in findings(summary, best_rows(only), study.tasks)[0].answer
-
-
-def test_a_mark_follows_every_number_that_a_disturbed_cell_is_part_of(tmp_path: Path) -> None:
-    study = read_study(write_quiet(tmp_path / "made_up", hit))
-    results = StudyResults(study)
-    draft = results.speedups[results.speedups["method"] == "draft_model"]
-    assert draft["k"].tolist() == [2] and draft["disturbed"].tolist() == [""], "its best k was not disturbed"
-    chosen = draft["cross_fitted_ks"].item().split(", ")
-    expected = "code" if "4" in chosen else ""
-    assert draft["cross_fitted_disturbed"].tolist() == [expected]
-    assert bool(disturbed_in(draft, CROSS_FITTED).item()) is bool(expected)
-
-    every = study.table.assign(disturbed="replicate 1: planted", failed=False)
-    grid = speedup_grid(speedup_summary(every, study.records, study.tasks), study.tasks, "made_up")
-    assert grid.header[-1] == "the same, k chosen on other prompts"
-    for row in grid.rows:
-        for entry in row[grid.labels :]:
-            assert entry.text.endswith(" ‡") and not entry.bold, "each number, and none is called the best"
-    [found] = findings(results.speedups.assign(cross_fitted_disturbed="code"), every, study.tasks)
-    assert "‡ at k = " in found.answer and "Every lossless method was disturbed" in found.explanation, (
-        "named, with its mark"
-    )
-    assert (
-        "‡"
-        not in findings(
-            speedup_summary(study.table.assign(disturbed="", failed=False), study.records, study.tasks),
-            every,
-            study.tasks,
-        )[0].paragraph
-    )
-
-
-def test_marks_follow_the_costs_of_rounds_too(tmp_path: Path) -> None:
-    from specrig.reporting.figures import ranking
-    from specrig.reporting.figures.panels import SCREEN
-
-    folder = write_quiet(tmp_path / "made_up", lambda record: loaded([record], steal_s=2.0)[0])
-    results = StudyResults(read_study(folder))
-    quiet = results.cells.assign(disturbed="")
-    method = results.efficiency.header.index("method")
-    assert all(row[method].text.endswith(" ‡") for row in results.efficiency.rows) and results.efficiency.notes
-    assert "‡" not in markdown(efficiency_grid(quiet, "x"))
-    marked, unmarked = (
-        [text.get_text() for text in ranking.rounds(cells, SCREEN).findobj(Text) if "‡" in text.get_text()]
-        for cells in (results.best, results.best.assign(disturbed=""))
-    )
-    assert len(marked) > 1 and not unmarked, "a mark, and what it means"
-
-
-def test_report_and_tables_say_so(tmp_path: Path, report_text: Callable[[Path], str]) -> None:
-    folder = write_quiet(tmp_path / "made_up", hit)
-    page = report_text(folder)
-    assert "1 of 8 cells was disturbed: the machine did other things" in page
-    assert "specrig remeasure results/made_up/study.json" in page
-    assert 'id="disturbed"' in page
-    assert "1 of the study&#39;s 8 cells was disturbed" in page
-    write_tables(folder, folder / "tables")
-    cells = pd.read_csv(folder / "tables" / "cells.csv")
-    assert cells["disturbed"].notna().sum() == 1
-    output = (folder / "tables" / "cells.md").read_text()
-    assert output.count("‡") == 2 and "‡ disturbed:" in output, "one row, and what the sign means"
-    assert r"$^\ddagger$" in (folder / "tables" / "cells.tex").read_text()
-
-
-def test_a_machine_that_was_busy_throughout_is_named_once(tmp_path: Path, report_text: Callable[[Path], str]) -> None:
-    folder = write_quiet(tmp_path / "made_up", lambda record: loaded([record], steal_s=2.0)[0])
-    page = report_text(folder)
-    assert page.count("busy with other work throughout: 8 of 8 cells are marked ‡, and all are shown") == 1
-    assert "Every lossless method was disturbed" not in page and "8 of the study&#39;s 8 cells" not in page
-    assert "the fastest lossless method is" in page and "specrig remeasure results/made_up/study.json" in page
-    results = StudyResults(read_study(folder))
-    assert (
-        results.abstract[0] == results.disturbance_warning and results.disturbance_warning not in results.later_warnings
-    )
-    assert all(
-        entry.text.endswith(" ‡") for entry in speedup_grid(results.speedups, results.study.tasks, "x").rows[0][-3:]
-    )
-    some = results.cells.assign(disturbed=["its times do not fit each other"] * 8)
-    assert not busy_throughout(some), "times that do not fit are no busy machine"
-    assert not busy_throughout(results.cells.assign(disturbed=["", *list(results.cells["disturbed"])[1:]]))
-
-
-def test_a_quiet_study_says_nothing(tmp_path: Path, report_text: Callable[[Path], str]) -> None:
-    folder = write_quiet(tmp_path / "made_up")
-    page = report_text(folder)
-    assert "specrig remeasure" not in page and 'id="disturbed"' not in page
-    assert (read_study(folder).table["disturbed"] == "").all()
 
 
 @pytest.mark.parametrize(

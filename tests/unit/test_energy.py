@@ -22,7 +22,7 @@ from specrig.measurement.energy import Meter, NvmlMeter, metered
 from specrig.measurement.records import DeviceState, Record, RecordError, read_records, study_records, write_records
 from specrig.models.pair import ModelError
 from specrig.provenance.gpu import gpu_handles
-from specrig.reporting.tables.files import write_tables
+from specrig.report.table_files import write_tables
 from specrig.study.load import load_study
 
 

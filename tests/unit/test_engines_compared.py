@@ -18,10 +18,10 @@ from specrig.analysis.engines import COLUMNS, compare
 from specrig.analysis.statistics import ratio_difference_interval
 from specrig.cell import Cell
 from specrig.measurement.records import Counts, Record, Rounds
-from specrig.reporting.figures.drawings import write_figures
-from specrig.reporting.tables.files import write_tables
-from specrig.results.engine_table import ALONE, comparison, engines_grid, sentence
-from specrig.results.study_data import read_study
+from specrig.report.engine_table import ALONE, comparison, engines_grid, sentence
+from specrig.report.figures.drawings import write_figures
+from specrig.report.study_data import read_study
+from specrig.report.table_files import write_tables
 
 CELL = Cell(engine="native", pair="p", method="draft_model", k=4, task="code", temperature=0.0)
 

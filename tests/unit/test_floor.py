@@ -16,7 +16,7 @@ from specrig.analysis.cost_model import floor_share, pass_bytes, size_of_shape
 from specrig.cell import Cell
 from specrig.models import facts
 from specrig.provenance import bandwidth
-from specrig.results.study_data import read_study
+from specrig.report.study_data import read_study
 
 SHAPE = {
     "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,

@@ -25,7 +25,7 @@ from specrig.engines.llamacpp import LlamaCpp
 from specrig.measurement.records import study_records
 from specrig.measurement.runner import measure
 from specrig.models import gate
-from specrig.results.audit_tables import baseline_warning, sentence
+from specrig.report.audit_tables import baseline_warning, sentence
 from specrig.runtime import agreement
 from specrig.runtime.attention import FULL
 from specrig.runtime.model import CachedModel

@@ -13,11 +13,11 @@ from synthetic import write_study
 
 from specrig.dag.rules import Rules
 from specrig.measurement.records import RecordError
-from specrig.reporting.documents.contents import contents
-from specrig.reporting.figures.drawings import drawings
-from specrig.reporting.figures.panels import SCREEN, NothingError
-from specrig.results.study_data import read_study
-from specrig.results.study_results import StudyResults
+from specrig.report.documents.contents import contents
+from specrig.report.figures.drawings import drawings
+from specrig.report.figures.panels import SCREEN, NothingError
+from specrig.report.study_data import read_study
+from specrig.report.study_results import StudyResults
 from specrig.sharing.archive import pack
 from specrig.study.learning_curve import FILE
 from specrig.study.load import load_study

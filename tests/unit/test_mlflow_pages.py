@@ -26,8 +26,8 @@ from browser import CHROMIUM, Browser
 from mlflow import MlflowClient
 from synthetic import write_study
 
-from specrig.reporting.documents.attachments import mlflow_runs
-from specrig.reporting.tables.files import write_tables
+from specrig.report.documents.attachments import mlflow_runs
+from specrig.report.table_files import write_tables
 from specrig.tracking import track
 
 pytestmark = pytest.mark.skipif(

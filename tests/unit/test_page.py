@@ -14,8 +14,8 @@ import pytest
 from browser import CHROMIUM, Browser
 from synthetic import write_study
 
-from specrig.reporting.documents.html import write_report
-from specrig.reporting.figures.drawings import write_figures
+from specrig.report.documents.html import write_report
+from specrig.report.figures.drawings import write_figures
 
 pytestmark = pytest.mark.skipif(
     CHROMIUM is None, reason="no Chromium on this machine (Debian: apt-get install chromium)"

@@ -7,11 +7,11 @@ import pytest
 from matplotlib.axes import Axes
 from synthetic import write_study
 
-from specrig.reporting.figures import plots
-from specrig.reporting.figures.panels import COLUMN, PAGE, PHONE, SCREEN, Sheet
-from specrig.reporting.figures.style import rc
-from specrig.results.study_data import read_study
-from specrig.results.study_results import StudyResults
+from specrig.report.figures import plots
+from specrig.report.figures.panels import COLUMN, PAGE, PHONE, SCREEN, Sheet
+from specrig.report.figures.style import rc
+from specrig.report.study_data import read_study
+from specrig.report.study_results import StudyResults
 
 TASKS = tuple(f"task{number}" for number in range(14))
 

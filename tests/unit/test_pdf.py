@@ -16,20 +16,20 @@ import pytest
 from synthetic import write_study
 
 from specrig.decoding.drafters import registry
-from specrig.reporting.documents.contents import Contents, Paragraph, ReadySection, ReadyTable, contents
-from specrig.reporting.documents.pdf import as_data
-from specrig.reporting.documents.printed import write_for_paper
-from specrig.reporting.figures.panels import COLUMN, PAGE
-from specrig.reporting.items import Section, Table
-from specrig.reporting.outline import captions, figures
-from specrig.reporting.tables.latex import escape, latex
-from specrig.results import citations
-from specrig.results.grid import Grid, GridEntry
-from specrig.results.study_data import read_study
-from specrig.results.study_results import StudyResults
+from specrig.report import citations
+from specrig.report.documents.contents import Contents, Paragraph, ReadySection, ReadyTable, contents
+from specrig.report.documents.pdf import as_data
+from specrig.report.documents.printed import write_for_paper
+from specrig.report.figures.panels import COLUMN, PAGE
+from specrig.report.grid import Grid, GridEntry
+from specrig.report.items import Section, Table
+from specrig.report.latex import escape, latex
+from specrig.report.outline import captions, figures
+from specrig.report.study_data import read_study
+from specrig.report.study_results import StudyResults
 
 ROOT = Path(__file__).parents[2]
-TEMPLATES = ROOT / "src/specrig/reporting/documents/templates"
+TEMPLATES = ROOT / "src/specrig/report/documents/templates"
 REPORTED = """id,source,target,draft,method,k,task,temperature,hardware,precision,batch,metric,low,high,note
 R1,"Leviathan et al. 2023, arXiv 2211.17192, Table 2",T5,,draft_model,4,code,0,,,,speedup,1.2,1.2,
 R2,"Leviathan et al. 2023, arXiv 2211.17192, Table 2",T5,,ngram,4,code,0,,,,speedup,3.4,3.4,
@@ -62,7 +62,7 @@ def written(study: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("reports")
     # In a process of its own, which shows whether the stage loads torch.
     code = (
-        "import sys; from pathlib import Path; from specrig.reporting.documents.printed import write_for_paper;"
+        "import sys; from pathlib import Path; from specrig.report.documents.printed import write_for_paper;"
         f"write_for_paper(Path({str(study)!r}), Path({str(folder)!r}));"
         "assert 'torch' not in sys.modules and 'transformers' not in sys.modules"
     )
@@ -168,7 +168,7 @@ def test_a_table_too_long_for_print_is_a_sentence_that_says_where_it_is(
     results = StudyResults(read_study(study))
     whole = contents(results, "print", ())
     longest = max(len(grid.rows) for grid in whole.tables())
-    monkeypatch.setattr("specrig.reporting.documents.contents.LONGEST", longest - 1)
+    monkeypatch.setattr("specrig.report.documents.contents.LONGEST", longest - 1)
     items = [item for section in contents(results, "print", ()).sections for item in section.items]
     notes = [item.text for item in items if isinstance(item, Paragraph) and "too many to print" in item.text]
     assert len(notes) == sum(len(grid.rows) == longest for grid in whole.tables())
@@ -217,7 +217,7 @@ def test_sentences_have_no_figures_of_their_own() -> None:
     """Citations and the names of theorems apart, whatever number stands in the shared prose is a constant's."""
     import ast
 
-    for name in ("results/prose", "results/conclusions", "reporting/outline"):
+    for name in ("report/prose", "report/conclusions", "report/outline"):
         tree = ast.parse((ROOT / f"src/specrig/{name}.py").read_text())
         documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
         texts = [

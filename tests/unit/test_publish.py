@@ -20,7 +20,7 @@ from specrig.audit.multiple_testing import REFERENCE
 from specrig.cli import main
 from specrig.measurement.attempts import attempt_file
 from specrig.measurement.records import SCHEMA_VERSION, RecordError
-from specrig.results.study_data import read_study
+from specrig.report.study_data import read_study
 from specrig.sharing import archive, publish, scrub
 from specrig.sharing.archive import ARCHIVE, compress, unpacked
 from specrig.sharing.index import index_markdown
@@ -394,7 +394,7 @@ def test_a_damaged_file_that_would_be_published_is_named(workplace: Path) -> Non
 
 
 def test_hardware_names_the_gpu_before_the_processor() -> None:
-    from specrig.results.study_data import MeasuredJob, StudyData
+    from specrig.report.study_data import MeasuredJob, StudyData
 
     jobs = [
         MeasuredJob(

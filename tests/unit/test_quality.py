@@ -11,12 +11,12 @@ from synthetic import write_study
 from specrig.analysis.quality import KEYS, Score, quality_table, scores
 from specrig.cell import Cell
 from specrig.measurement.records import Record, Rounds, Run
-from specrig.reporting.figures.loss import speed_against_loss
-from specrig.reporting.figures.panels import SCREEN, NothingError
-from specrig.reporting.tables.quality import write_quality_table
-from specrig.results.quality_table import quality_grid
-from specrig.results.study_data import read_study
-from specrig.results.study_results import StudyResults
+from specrig.report.figures.loss import speed_against_loss
+from specrig.report.figures.panels import SCREEN, NothingError
+from specrig.report.quality_files import write_quality_table
+from specrig.report.quality_table import quality_grid
+from specrig.report.study_data import read_study
+from specrig.report.study_results import StudyResults
 from specrig.tasks import Prompt
 from specrig.tasks.scorers import Output, Scorer, registry
 from specrig.tasks.scorers.pass_at_1 import passes, program

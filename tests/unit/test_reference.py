@@ -32,13 +32,13 @@ from specrig.measurement.runner import measure
 from specrig.models import gate
 from specrig.models.pair import PairFiles
 from specrig.planning.measured import usable_cells
-from specrig.reporting.documents.contents import contents
-from specrig.reporting.documents.html import write_report
-from specrig.reporting.tables.files import write_tables
-from specrig.results.audit_tables import baseline_warning, identity, sentence, summary_grid, verdict_grid
-from specrig.results.study_data import read_study
-from specrig.results.study_results import StudyResults
-from specrig.results.summary import audit_failures
+from specrig.report.audit_tables import baseline_warning, identity, sentence, summary_grid, verdict_grid
+from specrig.report.documents.contents import contents
+from specrig.report.documents.html import write_report
+from specrig.report.study_data import read_study
+from specrig.report.study_results import StudyResults
+from specrig.report.summary import audit_failures
+from specrig.report.table_files import write_tables
 from specrig.runtime import agreement
 from specrig.runtime.attention import FULL
 from specrig.runtime.llama_model import LlamaModel

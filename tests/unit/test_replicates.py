@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
 import numpy as np
-import pandas as pd
 import pytest
-from synthetic import cell_records, write_study
+from synthetic import cell_records
 
 from specrig.analysis import replicates, speedup
 from specrig.analysis.cells import by_cell, cells_table
@@ -16,8 +12,7 @@ from specrig.analysis.cost_model import pass_costs
 from specrig.analysis.replicates import between_runs, drift
 from specrig.analysis.statistics import mean
 from specrig.cell import Cell
-from specrig.measurement.records import Record, read_records, write_records
-from specrig.reporting.tables.files import write_tables
+from specrig.measurement.records import Record
 
 CELL = Cell(engine="native", pair="p", method="draft_model", k=3, task="code", temperature=0.0)
 
@@ -117,26 +112,3 @@ def test_passes_of_replicates_are_passes_of_their_own() -> None:
 def test_drift_has_an_interval_over_prompts() -> None:
     change, (low, high) = drift(np.log([[1.0, 1.1], [2.0, 2.1], [1.5, 1.8]]))
     assert low < 1 < change < high and change == pytest.approx((1.1 * 1.05 * 1.2) ** (1 / 3))
-
-
-def test_the_report_tells_of_runs_where_there_are_several(tmp_path: Path, report_text: Callable[[Path], str]) -> None:
-    study = write_study(tmp_path / "s", methods=("draft_model", "ngram"), ks=(2, 4), tasks=("code", "translation"))
-    write_tables(study, tmp_path / "once")
-    assert "Differences between runs are not known" in (tmp_path / "once" / "speedup.md").read_text()
-    assert "last / first run" not in (tmp_path / "once" / "cells.md").read_text()
-    for number, path in enumerate(sorted((study / "records").rglob("*.jsonl"))):
-        records = list(read_records(path))
-        write_records(path, [*records, *again(records, 1, slower=1.05 + 0.01 * number)])
-    write_tables(study, tmp_path / "twice")
-    table = (tmp_path / "twice" / "cells.md").read_text()
-    assert "Intervals are over prompts and over 2 runs of each job." in table and "last / first run" in table
-    cells, once = (pd.read_csv(tmp_path / name / "cells.csv") for name in ("twice", "once"))
-    assert (
-        set(cells["replicates"]) == {2}
-        and (cells["drift"] < 0.96).all()
-        and (cells["prompts"] == once["prompts"]).all()
-    )
-    speedups = pd.read_csv(tmp_path / "twice" / "speedup.csv")
-    assert (speedups["geometric_mean_high"] - speedups["geometric_mean_low"] > 0).all()
-    page = report_text(study)
-    assert "Each job ran 2 times" in page and "the differences between 2 runs of each" in page

@@ -20,27 +20,27 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from specrig.decoding import drafters
 from specrig.measurement.recording import text_ends
 from specrig.measurement.records import Rounds, Run
-from specrig.reporting.documents.contents import contents
-from specrig.reporting.documents.html import write_report
-from specrig.reporting.documents.samples import sample, sources, spans
-from specrig.reporting.figures import style
-from specrig.reporting.figures.curves import learning
-from specrig.reporting.figures.drawings import file_names, write_figures
-from specrig.reporting.figures.panels import SCREEN
-from specrig.reporting.figures.ranking import in_order
-from specrig.reporting.figures.style import FAMILIES, method_colour, method_family, method_marker
-from specrig.reporting.items import Figure, Section, Text
-from specrig.reporting.outline import figures
-from specrig.results import labels
-from specrig.results.advice import _megabytes, advice_grid, advised
-from specrig.results.conclusions import findings, in_short, repetition_warnings
-from specrig.results.grid import unbroken
-from specrig.results.machine import differing, environment_rows, machine, parameters
-from specrig.results.prose import certainty
-from specrig.results.speed_tables import with_signs
-from specrig.results.study_data import MeasuredJob, StudyData, learning_curves, read_study, training_curves
-from specrig.results.study_results import StudyResults
-from specrig.results.summary import best_rows, speedup_summary
+from specrig.report import labels
+from specrig.report.advice import _megabytes, advised
+from specrig.report.conclusions import findings, in_short, repetition_warnings
+from specrig.report.documents.contents import contents
+from specrig.report.documents.html import write_report
+from specrig.report.documents.samples import sample, sources, spans
+from specrig.report.figures import style
+from specrig.report.figures.curves import learning
+from specrig.report.figures.drawings import file_names, write_figures
+from specrig.report.figures.panels import SCREEN
+from specrig.report.figures.ranking import in_order
+from specrig.report.figures.style import FAMILIES, method_colour, method_family, method_marker
+from specrig.report.grid import unbroken
+from specrig.report.items import Figure, Section, Text
+from specrig.report.machine import differing, environment_rows, machine, parameters
+from specrig.report.outline import figures
+from specrig.report.prose import certainty
+from specrig.report.speed_tables import with_bold
+from specrig.report.study_data import MeasuredJob, StudyData, learning_curves, read_study, training_curves
+from specrig.report.study_results import StudyResults
+from specrig.report.summary import best_rows, speedup_summary
 
 VOID = {"meta", "br", "link", "img", "hr", "col", "input"}
 
@@ -165,11 +165,12 @@ def test_page_tells_what_happened(page: tuple[str, Page], study: Path) -> None:
     found = read_study(study)
     best = speedup_summary(found.table, found.records, found.tasks, found.audit())
     fair = best[best["lossless"] & ~best["failed"]]
-    top = fair.sort_values("cross_fitted").iloc[-1]
+    top = fair.sort_values("geometric_mean").iloc[-1]
     assert (
-        f"fastest lossless method is {top['method']} at k = {top['k']}: {top['cross_fitted']:.2f} times" in parsed.text
+        f"fastest lossless method is {top['method']} at k = {top['k']}: {top['geometric_mean']:.2f} times"
+        in parsed.text
     )
-    answer, certainty = parsed.text.index("fastest lossless method is"), parsed.text.index("prompts, and ")
+    answer, certainty = parsed.text.index("fastest lossless method is"), parsed.text.index("Each task has")
     assert answer < certainty < parsed.text.index("Advice for each task"), "the answer comes before its table"
     for piece in ("diverges at token 7", "synthetic processor", "1 cell failed", "position 1", "000000000000"):
         assert piece in parsed.text
@@ -353,29 +354,13 @@ def test_advice_is_the_fastest_method_that_may_be_advised(tmp_path: Path) -> Non
     assert advised(found, cells.assign(lossless=False)).empty
 
 
-def test_where_all_was_disturbed_the_best_is_advised_with_its_mark_and_of_the_same_setting(tmp_path: Path) -> None:
-    """As on a busy machine, where nothing but batches of 8 came through: they are no advice for single prompts."""
-    found = read_study(write_study(tmp_path / "s", methods=("ngram", "draft_model"), ks=(2,), temperatures=(0.0, 1.0)))
-    results = StudyResults(found)
-    assert advice_grid(results.advised, results.cells, lambda row: []).notes == []
-    busy = (results.cells["task"] == "code") & (results.cells["temperature"] == 0)
-    cells = results.cells.assign(disturbed=busy.map({True: "the machine did other things", False: ""}))
-    best = advised(found, cells)
-    assert "code" in set(best["task"]) and set(best["temperature"]) == {0.0}
-    grid = advice_grid(best, cells, lambda row: [])
-    assert grid.notes == [labels.DISTURBED_NOTE]
-    for row, task in zip(grid.rows, best["task"], strict=True):
-        method = row[grid.header.index("method")]
-        assert (labels.DISTURBED_SIGN in method.text) == (task == "code") and not (task == "code" and method.bold)
-
-
 def test_a_method_of_several_k_stands_once_beside_the_best(tmp_path: Path) -> None:
     found = read_study(write_study(tmp_path / "s", methods=("ngram", "draft_model"), ks=(2, 4), tasks=("code",)))
     results = StudyResults(found)
-    cells = results.cells.assign(disturbed="the machine did other things", speedup_low=0.1, speedup_high=9.0)
+    cells = results.cells.assign(speedup_low=0.1, speedup_high=9.0)
     [best] = advised(found, cells).to_dict("records")
     other = {"ngram", "draft_model"} - {best["method"]}
-    assert best["rivals"] == [f"{name} {labels.DISTURBED_SIGN}" for name in other]
+    assert best["rivals"] == [*other]
 
 
 def test_one_method_gets_no_figure_that_compares(tmp_path: Path) -> None:
@@ -388,7 +373,7 @@ def test_one_method_gets_no_figure_that_compares(tmp_path: Path) -> None:
 def test_text_about_a_figure_without_data_is_hidden(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text, figure = Text("A batch reads the weights once."), Figure("batching", "Throughput against batch size.")
     outline = (Section("drawn", "Drawn", (text, figure)), Section("told", "Told", (text,)))
-    monkeypatch.setattr("specrig.reporting.documents.contents.OUTLINE", outline)
+    monkeypatch.setattr("specrig.report.documents.contents.OUTLINE", outline)
     results = StudyResults(read_study(study))
     shown, hidden = (
         [section.section.name for section in contents(results, "html", drawn).sections] for drawn in (["batching"], [])
@@ -400,7 +385,7 @@ def test_conclusion_does_not_claim_what_the_interval_denies(study: Path) -> None
     found = read_study(study)
     summary = speedup_summary(found.table, found.records, found.tasks)
     best = best_rows(found.table)
-    mean = ["cross_fitted", "cross_fitted_low", "cross_fitted_high"]
+    mean = ["geometric_mean", "geometric_mean_low", "geometric_mean_high"]
     summary.loc[:, mean] = [1.02, 0.97, 1.07]
     assert "show no certain gain" in findings(summary, best, found.tasks)[0].paragraph
     summary.loc[:, mean] = [0.9, 0.85, 0.95]
@@ -412,18 +397,18 @@ def test_conclusion_does_not_claim_what_the_interval_denies(study: Path) -> None
 def test_means_over_fewer_tasks_win_nothing(study: Path) -> None:
     found = read_study(study)
     summary = speedup_summary(found.table, found.records, found.tasks)
-    fastest = summary["cross_fitted"].idxmax()
+    fastest = summary["geometric_mean"].idxmax()
     others = summary.drop(index=fastest)
-    second = others.loc[others["cross_fitted"].idxmax()]
+    second = others.loc[others["geometric_mean"].idxmax()]
     assert f"is {summary.loc[fastest, 'method']} at" in findings(summary, best_rows(found.table), found.tasks)[0].answer
-    assert with_signs(summary, ["geometric_mean", "code"]).loc[fastest, "geometric_mean_bold"]
+    assert with_bold(summary, ["geometric_mean", "code"]).loc[fastest, "geometric_mean_bold"]
     summary.loc[fastest, "tasks"] -= 1
     assert f"is {second['method']} at" in findings(summary, best_rows(found.table), found.tasks)[0].answer
-    signs = with_signs(summary, ["geometric_mean", "code"])
+    signs = with_bold(summary, ["geometric_mean", "code"])
     assert not signs.loc[fastest, "geometric_mean_bold"] and signs.loc[second.name, "geometric_mean_bold"]
     assert in_order(summary)["method"].iloc[-1] == summary.loc[fastest, "method"]
     summary.loc[fastest, ["tasks", "lossless"]] = [9, False]
-    signs = with_signs(summary, ["geometric_mean"])
+    signs = with_bold(summary, ["geometric_mean"])
     assert signs.loc[second.name, "geometric_mean_bold"], "a lossy method on more tasks takes nothing from others"
 
 
@@ -436,15 +421,16 @@ def test_the_answer_in_short_is_that_of_the_report(study: Path) -> None:
         assert piece in line
     assert line.count("k = ") == line.count(" times") == line.count(" at 95 %") == 1
     assert in_short(summary.assign(lossless=False)) == []
-    assert "disturbed" in in_short(summary.assign(disturbed="code"))[0] and "disturbed" not in line
 
 
 def test_the_first_screen_says_how_sure_it_is() -> None:
-    cells = pd.DataFrame({"prompts": [5, 5, 5], "disturbed": ["", "", ""]})
-    assert certainty(cells) == "Each task has 5 prompts, and no cell is marked as disturbed."
-    marked = cells.assign(disturbed=["its times do not fit", "", ""])
-    assert certainty(marked) == "Each task has 5 prompts, and 1 of 3 cells is marked ‡ as disturbed."
-    assert certainty(cells.iloc[:0]) == ""
+    cells = pd.DataFrame({"prompts": [5, 5, 5]})
+    assert certainty(cells, {}) == "Each task has 5 prompts."
+    said = certainty(cells, {"a": (0, 5), "b": (1, 5), "c": (2, 5)})
+    assert said.endswith(
+        "did not settle in 3 of 15 prompts of all cells. More than a third of the prompts did not in c."
+    )
+    assert certainty(cells.iloc[:0], {}) == ""
 
 
 def test_looping_outputs_are_called_out(study: Path) -> None:
@@ -457,7 +443,7 @@ def test_looping_outputs_are_called_out(study: Path) -> None:
 
 def test_a_number_keeps_its_unit_beside_it(page: tuple[str, Page]) -> None:
     assert unbroken("102 % of 5 MB/s, 3 ms, 4 msec, k %") == "102\u00a0% of 5\u00a0MB/s, 3\u00a0ms, 4 msec, k %"
-    assert unbroken("0.27 ‡") == "0.27\u00a0‡"
+    assert unbroken("0.27 †") == "0.27\u00a0†"
     assert "95\u00a0%" in page[0]
     assert "95 % interval" not in re.sub(r'aria-label="[^"]*"', "", page[0])
 

@@ -27,8 +27,8 @@ from specrig.measurement.runner import measure
 from specrig.models.facts import models
 from specrig.models.pair import PairFiles
 from specrig.models.random_weights import random_model
-from specrig.reporting.tables.files import write_tables
-from specrig.results.study_data import read_study
+from specrig.report.study_data import read_study
+from specrig.report.table_files import write_tables
 from specrig.runtime.llama_model import LlamaModel
 from specrig.study.load import load_study
 from specrig.study.problems import StudyError

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from specrig import cli
 from specrig.measurement.records import read_records
 from specrig.measurement.runner import measure
-from specrig.reporting.tables.quality import write_quality
+from specrig.report.quality_files import write_quality
 from specrig.study.load import load_study
 from specrig.study.problems import StudyError
 from specrig.tasks import Prompt, PromptError

@@ -283,27 +283,6 @@ def test_of_an_encoder_nothing_is_recommended(workplace: Path, capsys: pytest.Ca
     assert "is an encoder" in output and "can run:" not in output
 
 
-def test_advice_from_a_study_that_was_disturbed_throughout(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    table = Path("results/test/tables/cells.csv")
-    table.parent.mkdir(parents=True)
-    cells = [("draft_model", 4, "replicate 0: other processes", 1.5), ("ngram", 3, "replicate 0: other processes", 1.2)]
-    lines = [
-        f"native,embedded,{method},{k},code,0.0,1,True,False,{reason},{speed},1.1,1.9,2.0,"
-        for method, k, reason, speed in cells
-    ]
-    table.write_text("\n".join([CELLS, *lines, ""]))
-    assert cli.main(["advise", "embedded", "--study", "results/test"]) == 0
-    output = capsys.readouterr().out
-    assert re.search(r"draft_model +4 +1\.50 ‡ ", output) and "‡ disturbed: " in output
-    assert "ot measured" not in output and "predicted" not in output
-    table.write_text(
-        table.read_text() + lines[1].replace("replicate 0: other processes", "").replace("ngram", "suffix") + "\n"
-    )
-    assert cli.main(["advise", "embedded", "--study", "results/test"]) == 0
-    output = capsys.readouterr().out
-    assert re.search(r"suffix +3 +1\.20 +\[", output) and "‡" not in output, "an undisturbed cell goes first"
-
-
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     from specrig import __version__
 

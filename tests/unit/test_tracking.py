@@ -15,7 +15,7 @@ from synthetic import write_job, write_study
 from specrig import tracking
 from specrig.cell import Cell
 from specrig.measurement.records import Probe, read_records, write_records
-from specrig.reporting.tables.files import write_tables
+from specrig.report.table_files import write_tables
 from specrig.tracking import FAILURE_FILE, ORIGIN_FILE, TrackingResult, sqlite, track, tracking_uri
 from specrig.tracking.experiment import VIEW_TAG
 

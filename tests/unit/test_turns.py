@@ -18,10 +18,10 @@ from specrig.measurement.records import Record, read_records
 from specrig.measurement.runner import measure
 from specrig.measurement.task_prompts import prepared
 from specrig.models.pair import PairFiles
-from specrig.reporting.figures.along import along
-from specrig.reporting.figures.panels import SCREEN, NothingError
-from specrig.results.study_data import read_study
-from specrig.results.study_results import StudyResults
+from specrig.report.figures.along import along
+from specrig.report.figures.panels import SCREEN, NothingError
+from specrig.report.study_data import read_study
+from specrig.report.study_results import StudyResults
 from specrig.study.load import load_study
 from specrig.study.problems import StudyError
 from specrig.study.study import Study

@@ -19,7 +19,7 @@ from specrig.dag.ending import ending
 from specrig.dag.rules import Rules, memory, minutes
 from specrig.measurement.quarantine import count_failures, quarantine_disturbed
 from specrig.planning.estimate import Demand
-from specrig.reporting.tables.files import write_tables
+from specrig.report.table_files import write_tables
 from specrig.study.load import load_study
 
 

@@ -16,7 +16,7 @@ from specrig.dag.interruption import Interruption
 from specrig.dag.rules import Rules, memory, minutes
 from specrig.models.gguf import FILES as CONVERTED_FILES
 from specrig.planning.estimate import needs
-from specrig.reporting.outline import figures, tables
+from specrig.report.outline import figures, tables
 from specrig.runtime.gpus import OWN
 from specrig.study.grid import TOGETHER
 from specrig.study.load import load_study

@@ -120,9 +120,9 @@ def quality_table(found: Iterable[Score]) -> pd.DataFrame:
 
 def loss_against_speed(quality: pd.DataFrame, best: pd.DataFrame) -> pd.DataFrame:
     """The scored rows of `quality` (a `quality_table`) with what a method gains for what it loses: `k`, `speedup` with
-    its interval and `disturbed`, as `best` has them (rows of the table of cells, each method at one k).
+    its interval, as `best` has them (rows of the table of cells, each method at one k).
     """
-    gained = best[[*KEYS, "k", "speedup", "speedup_low", "speedup_high", "disturbed"]]
+    gained = best[[*KEYS, "k", "speedup", "speedup_low", "speedup_high"]]
     return quality.dropna(subset=["difference"]).merge(gained, on=KEYS)
 
 

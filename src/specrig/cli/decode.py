@@ -215,7 +215,7 @@ def _decoded(
     """Run the method, then plain decoding if `compare`, and show them as they grow."""
     from specrig.cli.decode_view import GenerationView, LiveGeneration
     from specrig.measurement.blocks import baseline_of
-    from specrig.reporting.documents.samples import Writing
+    from specrig.report.documents.samples import Writing
 
     cells = [single.cell, *([baseline_of(single.cell)] if compare else [])]
     generations = [LiveGeneration(cell.method, Writing(engine.tokenizer)) for cell in cells]

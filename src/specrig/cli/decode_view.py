@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from specrig.reporting.documents.samples import Source, Writing
+from specrig.report.documents.samples import Source, Writing
 
 if TYPE_CHECKING:
     from specrig.decoding.types import Generation, Round

@@ -89,13 +89,16 @@ def remeasure(
     as_json: Json = False,
 ) -> None:
     """Quarantine the records of disturbed cells: the next run of the study measures only these cells again."""
+    from specrig.analysis.disturbance import disturbances
     from specrig.measurement.quarantine import quarantine_disturbed
     from specrig.measurement.records import replicate_folder
-    from specrig.results.study_data import read_study
+    from specrig.report.study_data import read_study
 
     loaded = load(study or config)
     disturbed: dict[Path, dict[str, None]] = {}
-    reasons = [(name, reason) for name, found in read_study(loaded.root).disturbances.items() for reason in found]
+    data = read_study(loaded.root)
+    marks = disturbances(data.every, data.environments)
+    reasons = [(name, reason) for name, found in marks.items() for reason in found]
     for name, reason in reasons:
         job, _, slug = name.rpartition("/")
         disturbed.setdefault(replicate_folder(loaded.root / "records" / job, reason.replicate), {})[slug] = None
@@ -122,8 +125,8 @@ def audit(study: StudyFile = DEFAULT) -> None:
     import pandas as pd
 
     from specrig.audit.run import audit_records
-    from specrig.results.audit_tables import identity
-    from specrig.results.study_data import read_study
+    from specrig.report.audit_tables import identity
+    from specrig.report.study_data import read_study
 
     loaded = load(study)
     found, out = read_study(loaded.root), loaded.root / "audit" / "records.csv"

@@ -10,20 +10,15 @@ from specrig.terminal import console
 
 def tables(study: StudyFile = DEFAULT) -> None:
     """Compile cells.csv and the method × task tables from the records."""
-    import pandas as pd
-
-    from specrig.reporting.tables.files import write_tables
-    from specrig.results.disturbed_cells import warning
+    from specrig.report.table_files import write_tables
 
     loaded = load(study)
     write_tables(loaded.root, loaded.root / "tables")
-    if text := warning(pd.read_csv(loaded.root / "tables" / "cells.csv"), loaded.root):
-        typer.echo(f"warning: {text}", err=True)
 
 
 def quality(study: StudyFile = DEFAULT) -> None:
     """Score the outputs of methods and baseline against the references with BLEU, ROUGE and other scorers."""
-    from specrig.reporting.tables.quality import write_quality
+    from specrig.report.quality_files import write_quality
 
     loaded = load(study)
     if loaded.run_generated_code:
@@ -35,7 +30,7 @@ def quality(study: StudyFile = DEFAULT) -> None:
 
 def figures(study: StudyFile = DEFAULT) -> None:
     """Draw the figures from the records and tables."""
-    from specrig.reporting.figures.drawings import write_figures
+    from specrig.report.figures.drawings import write_figures
 
     loaded = load(study)
     write_figures(loaded.root, loaded.root / "figures")
@@ -51,7 +46,7 @@ def track(study: StudyFile = DEFAULT) -> None:
 
 def report(study: StudyFile = DEFAULT) -> None:
     """Write the report as one HTML file."""
-    from specrig.reporting.documents.html import write_report
+    from specrig.report.documents.html import write_report
 
     loaded = load(study)
     typer.echo(write_report(loaded.root, loaded.report))
@@ -59,7 +54,7 @@ def report(study: StudyFile = DEFAULT) -> None:
 
 def paper(study: StudyFile = DEFAULT) -> None:
     """Write the report as PDF, and the folder for papers."""
-    from specrig.reporting.documents.printed import write_for_paper
+    from specrig.report.documents.printed import write_for_paper
 
     loaded = load(study)
     for path in write_for_paper(loaded.root, loaded.report.parent):

@@ -14,7 +14,6 @@ from statistics import median
 from specrig.analysis import cost_model
 from specrig.analysis.cost_model import Size
 from specrig.decoding.drafters import registry as methods
-from specrig.measurement.signs import is_disturbed
 from specrig.models import facts
 from specrig.models.facts.devices import Device, devices, find_device
 from specrig.models.gate import check_decoder, check_vocabulary
@@ -49,8 +48,7 @@ class Best:
     """The fastest measured cell of one engine, task, temperature and batch size.
 
     variant: its options beside k, as records name them, empty: the defaults. low, high: the 95 % interval of its
-    speedup, None where it is not known; acceptance_length: tokens a verification pass; disturbed: whether the machine
-    did other things meanwhile, as in all cells of this setting.
+    speedup, None where it is not known; acceptance_length: tokens a verification pass.
     """
 
     engine: str
@@ -64,7 +62,6 @@ class Best:
     low: float | None
     high: float | None
     acceptance_length: float
-    disturbed: bool = False
 
     @property
     def sure(self) -> bool:
@@ -232,8 +229,6 @@ def _gate(pair: Pair) -> str | None:
 def fastest(cells: Sequence[dict[str, str]]) -> list[Best]:
     """Return the cell with the highest speedup for each engine, task, temperature and batch size, in the order of the
     cells. A speedup is over plain decoding of the same engine, so engines are not compared.
-
-    A disturbed cell is returned only where all cells of its setting are disturbed.
     """
     settings: dict[tuple[str, str, str, str], list[dict[str, str]]] = {}
     for row in cells:
@@ -241,7 +236,7 @@ def fastest(cells: Sequence[dict[str, str]]) -> list[Best]:
         settings.setdefault(setting, []).append(row)
     found = []
     for (engine, task, temperature, batch), rows in settings.items():
-        best = max(rows, key=lambda row: (not is_disturbed(row), float(row["speedup"])))
+        best = max(rows, key=lambda row: float(row["speedup"]))
         low, high = (float(best[end]) if best["speedup_low"] else None for end in ("speedup_low", "speedup_high"))
         length = float(best["acceptance_length"] or 1)
         chosen = best["method"], best["variant"], int(best["k"])
@@ -256,7 +251,6 @@ def fastest(cells: Sequence[dict[str, str]]) -> list[Best]:
                 low,
                 high,
                 length,
-                is_disturbed(best),
             )
         )
     return found

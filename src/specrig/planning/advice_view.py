@@ -8,13 +8,12 @@ from rich.console import Console
 
 from specrig.decoding.drafters import registry as methods
 from specrig.planning.advice import USUAL_ALPHA, Advice, Best, Prediction
-from specrig.results.labels import method_name
+from specrig.report.labels import method_name
 from specrig.study.rows import Pair
 from specrig.terminal import Column, print_table
 
 SIGNS = {True: "✓", False: "✗", None: "·"}
 STYLES = {True: "green", False: "red", None: ""}
-DISTURBED = "‡ disturbed: the machine did other things while it was measured; `specrig remeasure {}` measures it again."
 
 
 def show_advice(advice: Advice, console: Console) -> None:
@@ -35,8 +34,6 @@ def show_advice(advice: Advice, console: Console) -> None:
             f"Measured in {advice.study}: the fastest of each setting, chosen on the same prompts", markup=False
         )
         _print_measured(advice.measured, console)
-        if any(row.disturbed for row in advice.measured):
-            console.print(DISTURBED.format(f"{advice.study}/study.json"), markup=False)
         return
     if not advice.lacks:
         return  # a finding says why
@@ -61,7 +58,7 @@ def _print_measured(rows: Sequence[Best], console: Console) -> None:
     """The fastest method and its options for each engine, task, temperature and batch size; plain decoding where none
     is faster.
     """
-    from specrig.results.grid import interval, number  # numpy
+    from specrig.report.grid import interval, number  # numpy
 
     engines, found = {row.engine for row in rows}, []
     for row in rows:
@@ -75,7 +72,7 @@ def _print_measured(rows: Sequence[Best], console: Console) -> None:
                 str(row.batch_size),
                 method_name(row.method, variant=row.variant) if pays else "autoregressive",
                 str(row.k) if pays and row.k else "–",
-                number(row.speedup, disturbed=row.disturbed),
+                number(row.speedup),
                 "–" if row.low is None or row.high is None else interval(row.low, row.high),
                 f"{row.acceptance_length:.2f} tokens a pass{unsure}",
             )

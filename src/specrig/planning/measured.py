@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from specrig.measurement.records import RecordError, read_index, replicate_folder
-from specrig.results.labels import BASELINES
+from specrig.report.labels import BASELINES
 from specrig.study.config import Config
 from specrig.study.load import load_study
 from specrig.study.problems import Positions, Problem, Problems, StudyError, shortened
@@ -54,7 +54,7 @@ def _read_cells(file: Path) -> list[dict[str, str]]:
 def usable_cells(study: Path, pair: str, problems: Problems) -> list[dict[str, str]]:
     """Read the cells of a pair by which methods may be judged, as rows of `cells.csv`.
 
-    These cells are lossless, passed the audit and have a speedup, disturbed ones included; those of `BASELINES` are left out.
+    These cells are lossless, passed the audit and have a speedup; those of `BASELINES` are left out.
     study: the results folder. A missing table, or one without the pair, is added to `problems`. Raises StudyError for a
     damaged one.
     """

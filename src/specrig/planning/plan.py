@@ -26,7 +26,7 @@ from specrig.planning.estimate import (
 )
 from specrig.planning.measured import cells_measured
 from specrig.planning.pins import unpinned
-from specrig.results.labels import variant_name
+from specrig.report.labels import variant_name
 from specrig.study.study import Study
 from specrig.tasks import PromptError
 from specrig.terminal import Column, print_table

@@ -28,7 +28,7 @@ def write_schemas(folder: Path) -> list[Path]:
 
 def write_captions(folder: Path) -> list[Path]:
     """Write the captions of Snakemake's report, which the report's outline has, into `folder`; returns their paths."""
-    from specrig.reporting.outline import captions
+    from specrig.report.outline import captions
 
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in captions().items():

@@ -23,9 +23,8 @@ from specrig.measurement.blocks import baseline_of, is_lossless, with_baselines
 from specrig.measurement.plan import Part
 from specrig.measurement.records import study_records
 from specrig.measurement.runner import measure
-from specrig.results.grid import interval, number, percent
-from specrig.results.labels import BASELINES, method_name, task_name
-from specrig.results.speed_tables import runs_note
+from specrig.report.grid import interval, number, percent
+from specrig.report.labels import BASELINES, method_name, task_name
 from specrig.study.study import Study
 from specrig.terminal import Column, print_table
 
@@ -197,6 +196,6 @@ def show_tuned(rows: Sequence[Tuned], console: Console) -> None:
         console.print(
             f"Measured: {measured:,} of the grid's {grid:,} generations, plain ones included "
             f"({percent(measured / grid)}).\nSpeedups are those of prompts that had no part in the choice. "
-            f"{runs_note(1)} Outputs are not audited.",
+            "Outputs are not audited.",
             markup=False,
         )

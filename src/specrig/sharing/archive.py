@@ -25,8 +25,8 @@ from specrig.errors import first_line
 from specrig.files import write_atomically
 from specrig.measurement.records import replicate_folder
 from specrig.measurement.traffic.records import FOLDER as TRAFFIC
-from specrig.results.machine import model_rows
-from specrig.results.study_data import MeasuredJob, StudyData
+from specrig.report.machine import model_rows
+from specrig.report.study_data import MeasuredJob, StudyData
 from specrig.sharing.manifest import FILE, PublicationError
 from specrig.sharing.scrub import scrub_text, scrubbed, without_addresses
 

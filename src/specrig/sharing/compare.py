@@ -21,12 +21,12 @@ from specrig.analysis.cells import IDENTITY, identity, row_dicts, row_identity
 from specrig.analysis.speedup import group_times, log_speedups
 from specrig.analysis.statistics import LEAST_UNITS, LEVEL, Estimate, interval, mean
 from specrig.measurement.records import Record
-from specrig.reporting.documents.html_templates import html_template
-from specrig.results.grid import Grid, GridEntry, number, percent, range_of, text
-from specrig.results.grid import interval as interval_text
-from specrig.results.labels import method_name, method_order, task_name
-from specrig.results.machine import commit, machine
-from specrig.results.study_data import StudyData, read_study
+from specrig.report.documents.html_templates import html_template
+from specrig.report.grid import Grid, GridEntry, number, percent, range_of, text
+from specrig.report.grid import interval as interval_text
+from specrig.report.labels import method_order, named, task_name
+from specrig.report.machine import commit, machine
+from specrig.report.study_data import StudyData, read_study
 from specrig.sharing.archive import is_publication, unpacked
 from specrig.study.load import load_study
 
@@ -80,7 +80,7 @@ class Comparison:
             row_dicts(self.cells),
             {
                 **{name.replace("_", " "): text(name) for name in levels},
-                "method": lambda row: method_name(row["method"], variant=row["variant"], lossless=row["lossless"]),
+                "method": lambda row: named(row, lossless=row["lossless"]),
                 "k": text("k"),
                 "task": lambda row: task_name(row["task"]),
                 "speedup in A": range_of("speedup_a", "speedup_a_low", "speedup_a_high"),

@@ -13,10 +13,10 @@ import numpy as np
 
 from specrig.analysis.cells import row_dicts
 from specrig.files import write_atomically
-from specrig.results.grid import Grid, GridEntry, interval, markdown, number
-from specrig.results.labels import BASELINES, method_name
-from specrig.results.study_results import StudyResults
-from specrig.results.summary import CROSS_FITTED, base_setting, comparable, disturbed_in
+from specrig.report.grid import Grid, GridEntry, interval, markdown, number
+from specrig.report.labels import BASELINES, named
+from specrig.report.study_results import StudyResults
+from specrig.report.summary import MEAN, base_setting, comparable
 from specrig.sharing.manifest import FILE, Manifest, PublishedPair, PublishedSpeedup, read_manifest
 
 INDEX, FIGURE = "README.md", "headline.svg"
@@ -26,15 +26,12 @@ COLUMNS = 2
 def published_pairs(results: StudyResults) -> list[PublishedPair]:
     """The speedups of each engine and pair of a study, at the lowest temperature and the smallest batch.
 
-    A method counts as fair if it is lossless, passed the audit and was not disturbed; where no such method is
-    undisturbed, disturbed ones count.
+    A method counts as fair if it is lossless and passed the audit.
     """
     pairs = []
     for (engine, pair), rows in results.speedups.groupby(["engine", "pair"], sort=False):
-        drafting = base_setting(rows[~rows["method"].isin(list(BASELINES))]).dropna(subset=[CROSS_FITTED])
-        disturbed, sound = disturbed_in(drafting, CROSS_FITTED), comparable(drafting)
-        fair = sound & ~disturbed if (sound & ~disturbed).any() else sound
-        marked = drafting.assign(_disturbed=disturbed, _fair=fair).sort_values(CROSS_FITTED, ascending=False)
+        drafting = base_setting(rows[~rows["method"].isin(list(BASELINES))]).dropna(subset=[MEAN])
+        marked = drafting.assign(_fair=comparable(drafting)).sort_values(MEAN, ascending=False)
         cells = (results.cells["engine"] == engine) & (results.cells["pair"] == pair)
         targets = [
             (job.environment.get("models") or {}).get("target") or {}
@@ -87,9 +84,8 @@ def index_markdown(manifests: dict[str, Manifest]) -> str:
         "# Published studies\n\n"
         f"![Speedup by method with 95 % intervals, of every published pair]({FIGURE})\n\n"
         "Speedup over plain decoding of the fastest lossless method of each pair: geometric mean over tasks with its "
-        "95 % interval, at the lowest temperature and the smallest batch, each half of the prompts at the k that the "
-        "other half chose. Methods that failed the audit do not count; disturbed measurements (‡) only where there are "
-        "no others. `specrig verify FOLDER` checks a study, `specrig compare FOLDER FOLDER` compares two, and `specrig "
+        "95 % interval, at the lowest temperature and the smallest batch, at the k that is best on the same "
+        "prompts. Methods that failed the audit do not count. `specrig verify FOLDER` checks a study, `specrig compare FOLDER FOLDER` compares two, and `specrig "
         "publish` writes this page."
     )
     header = ["machine", "pair", "engine", "fastest", "speedup", "tasks", "cells", "measured with", "on", "report"]
@@ -104,8 +100,8 @@ def draw_figure(manifests: dict[str, Manifest], path: Path) -> Path:
     import matplotlib.pyplot as plt
     import seaborn as sns
 
-    from specrig.reporting.figures.panels import SCREEN, TIMES, make_panels, unused_hidden
-    from specrig.reporting.figures.style import INK, method_colour, rc
+    from specrig.report.figures.panels import SCREEN, TIMES, make_panels, unused_hidden
+    from specrig.report.figures.style import INK, method_colour, rc
 
     panels = [(name, manifest, pair) for name, manifest in manifests.items() for pair in manifest.pairs]
     # A single bar is no comparison, unless there are no others.
@@ -134,7 +130,7 @@ def draw_figure(manifests: dict[str, Manifest], path: Path) -> Path:
             ax.tick_params(left=False, bottom=False, labelbottom=True)
             ax.set_ylabel("")
             ax.set_title(f"{pair.title} in {pair.engine}\n{manifest.hardware}\n{name}", loc="left")
-        figure.supxlabel("speedup over plain decoding, geometric mean over tasks; pale: lossy, failed or disturbed")
+        figure.supxlabel("speedup over plain decoding, geometric mean over tasks; pale: lossy or failed")
         axes[0][0].set_xlim(left=0)  # last: panels share the axis, and a limit ends its growing
         # The layout's last digits differ from process to process, and names in the file are digests of them.
         figure.draw_without_rendering()
@@ -152,13 +148,12 @@ def draw_figure(manifests: dict[str, Manifest], path: Path) -> Path:
 
 def _speedup(row: dict[str, Any]) -> PublishedSpeedup:
     """A row of `speedup_summary` with its signs."""
-    low, high = row[f"{CROSS_FITTED}_low"], row[f"{CROSS_FITTED}_high"]
-    label = method_name(row["method"], variant=row["variant"], lossless=row["lossless"], disturbed=row["_disturbed"])
-    ks = ", ".join(dict.fromkeys(str(row[f"{CROSS_FITTED}_ks"] or row["k"]).split(", ")))
+    low, high = row[f"{MEAN}_low"], row[f"{MEAN}_high"]
+    label = named(row, lossless=row["lossless"])
     return PublishedSpeedup(
         method=row["method"],
-        label=f"{label}, k = {ks}" if ks != "0" else label,
-        speedup=float(row[CROSS_FITTED]),
+        label=f"{label}, k = {row['k']}" if row["k"] else label,
+        speedup=float(row[MEAN]),
         low=low if np.isfinite(low) else None,
         high=high if np.isfinite(high) else None,
         tasks=int(row["tasks"]),

@@ -26,14 +26,14 @@ from specrig.files import write_atomically
 from specrig.measurement.records import SCHEMA_VERSION, read_index, replicate_folder
 from specrig.measurement.traffic.records import FOLDER as TRAFFIC
 from specrig.provenance.environment import code_version
-from specrig.reporting.documents.attachments import Beside
-from specrig.reporting.documents.html import write_report
-from specrig.reporting.documents.printed import write_printed
-from specrig.reporting.tables.files import write_tables
-from specrig.reporting.tables.quality import study_scores, write_quality_table
-from specrig.results.machine import processor_name
-from specrig.results.study_data import StudyData, read_study
-from specrig.results.study_results import StudyResults
+from specrig.report.documents.attachments import Beside
+from specrig.report.documents.html import write_report
+from specrig.report.documents.printed import write_printed
+from specrig.report.machine import processor_name
+from specrig.report.quality_files import study_scores, write_quality_table
+from specrig.report.study_data import StudyData, read_study
+from specrig.report.study_results import StudyResults
+from specrig.report.table_files import write_tables
 from specrig.sharing.archive import ARCHIVE, STUDY, compress, is_publication, pack, read_scores, unpacked
 from specrig.sharing.index import published_pairs, write_index
 from specrig.sharing.manifest import FILE, Manifest, PublicationError, file_hashes, read_manifest

@@ -14,7 +14,7 @@ from specrig.cell import Cell
 from specrig.engines import registry as engines
 from specrig.measurement.records import Record, Run
 from specrig.models.endpoint import endpoint_of
-from specrig.results.study_data import StudyData
+from specrig.report.study_data import StudyData
 from specrig.study.study import Study
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from specrig import __version__
 from specrig.measurement.records import SCHEMA_VERSION, RecordError
 from specrig.provenance.environment import code_version
-from specrig.results.study_data import read_study
+from specrig.report.study_data import read_study
 from specrig.sharing.archive import unpacked
 from specrig.sharing.manifest import FILE, Manifest, PublicationError, file_hashes, read_manifest
 from specrig.sharing.publish import compute_tables

@@ -36,6 +36,8 @@ class MethodEntry(Settings):
     """Name of the method; `specrig methods` lists them."""
     k: Annotated[list[int], _listed] = Field(default_factory=lambda: [4])
     """k, or a list of them: how many tokens are drafted in a round, 1 to 16. Methods that use no k ignore it."""
+    label: Annotated[str, Field(min_length=1, max_length=24)] | None = None
+    """What figures and tables call the entry; without one a short name is derived. No two entries may share it."""
     temperatures: Temperatures | None = None
     """Sampling temperatures of this entry, instead of the study's."""
     tasks: Names | None = None
@@ -69,6 +71,13 @@ class MethodEntry(Settings):
         """Trained parts besides the target that some of its cells need."""
         method = methods()[self.method]
         return {part for _, options in self.variants() for part in method.parts(method.Options.model_validate(options))}
+
+    def labels(self) -> dict[tuple[str, str], str]:
+        """(method, variant) -> the entry's label, with the values of swept options behind it; empty without a label."""
+        if self.label is None:
+            return {}
+        names = [name for name, _ in self.variants()]
+        return {(self.method, name): f"{self.label}, {name}" if len(names) > 1 else self.label for name in names}
 
     def variants(self) -> list[tuple[str, dict[str, Any]]]:
         """Return (label, all options) for every combination of the swept values.

@@ -89,6 +89,12 @@ ENTRY_KEYS = {name for name in MethodEntry.model_fields if name != "options"}
 def check_entry(study: Study, index: int, entry: MethodEntry, pairs: dict[str, Pair], problems: Problems) -> None:
     """Add a problem for every mistake in entry number `index` of `methods:`; `pairs`: the rows of `pairs.tsv`."""
     path: list[str | int] = ["methods", index]
+    for number, other in enumerate(study.methods[:index]):
+        same = (entry.method, entry.options) == (other.method, other.options)
+        if entry.label and entry.label == other.label and not same:
+            problems.key(
+                [*path, "label"], f"methods[{number}] is called {entry.label!r} too", "give each its own label"
+            )
     for name in entry.tasks or []:
         if name not in study.tasks:
             problems.unknown([*path, "tasks"], "task (not one of the study's)", name, study.tasks)

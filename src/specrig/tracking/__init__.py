@@ -23,7 +23,7 @@ from uuid import uuid4
 from specrig.errors import with_type
 from specrig.files import write_atomically
 from specrig.measurement.records import replicate_of
-from specrig.results.study_data import StudyData, read_study
+from specrig.report.study_data import StudyData, read_study
 from specrig.tracking.experiment import DESCRIPTION, saved_views
 from specrig.tracking.run_content import NOTE, PromptDataset, RunContent
 from specrig.tracking.sqlite import check_sqlite

@@ -10,7 +10,7 @@ from typing import Any
 
 from specrig.cell import digest
 from specrig.measurement.records import Record
-from specrig.results.machine import flatten
+from specrig.report.machine import flatten
 
 NOTE = "mlflow.note.content"
 """The name of the tag that MLflow shows as a run's description; its value is Markdown."""

@@ -20,11 +20,10 @@ from specrig.analysis.speedup import group_times, log_speedups
 from specrig.cell import digest
 from specrig.files import file_sha256
 from specrig.measurement.records import Record
-from specrig.measurement.signs import is_disturbed
-from specrig.results import grid
-from specrig.results.labels import method_name, task_name
-from specrig.results.study_data import MeasuredJob, StudyData, training_curves
-from specrig.results.summary import CROSS_FITTED, LEVELS, MEAN, acceptance_summary, audit_failures, speedup_summary
+from specrig.report import grid
+from specrig.report.labels import method_name, named, task_name
+from specrig.report.study_data import MeasuredJob, StudyData, training_curves
+from specrig.report.summary import LEVELS, MEAN, acceptance_summary, audit_failures, speedup_summary
 from specrig.tasks.variants import SIGN, variant_of
 from specrig.tracking.run_content import (
     NOTE,
@@ -144,7 +143,6 @@ def _method_run(
     setting = setting_names(row["temperature"], row["batch_size"])
     metrics = {
         **{f"speedup{end}": row[f"{MEAN}{end}"] for end in ("", "_low", "_high")},
-        "speedup_k_chosen_on_other_prompts": row[CROSS_FITTED],
         **{f"speedup/{_metric(task)}": row[task] for task in study.tasks},
         **{name: acceptance.get(f"mean_{name}") for name in ("acceptance_length", "acceptance_rate", "alpha")},
         **{f"acceptance_length/{_metric(task)}": acceptance.get(f"{task}_acceptance_length") for task in study.tasks},
@@ -152,7 +150,7 @@ def _method_run(
     environment = study.folder / "records" / "/".join(job.key) / "environment.json"
     return RunContent(
         key="/".join(str(row[level]) for level in LEVELS),
-        name=", ".join([method_name(row["method"], variant=row["variant"]), *setting, *others]),
+        name=", ".join([named(row), *setting, *others]),
         sha=digest([*(child.record_sha for child in children), bool(row["failed"])]),
         tags={
             "kind": "method",
@@ -194,11 +192,10 @@ def _sweeps(cells: list[dict[str, Any]]) -> dict[str, list[tuple[int, float]]]:
 def _method_note(row: dict[str, Any]) -> str:
     if row["failed"]:
         return FAILED
-    disturbed = f" Disturbed: {row['disturbed'].replace(' ', ', ')}." if row["disturbed"] else ""
     best = f" at k = {row['k']}, its best" if row["k"] else ""
     return (
-        f"Speedup **{_with_interval(row, MEAN, disturbed=bool(row['disturbed']))}** over plain decoding, geometric "
-        f"mean over {row['tasks']} tasks{best}.{disturbed} Its cells are the runs below."
+        f"Speedup **{_with_interval(row, MEAN)}** over plain decoding, geometric "
+        f"mean over {row['tasks']} tasks{best}. Its cells are the runs below."
     )
 
 
@@ -233,9 +230,8 @@ def _cell_run(
     for record in records:
         by_prompt.setdefault(record.prompt_id, []).append(record)
     sha = file_sha256(paths[0]) if len(paths) == 1 else digest([file_sha256(path) for path in paths])
-    marked = is_disturbed(row)
     note = (
-        f"Speedup **{_with_interval(row, 'speedup', disturbed=marked)}** over plain decoding; "
+        f"Speedup **{_with_interval(row, 'speedup')}** over plain decoding; "
         f"{grid.number(row['acceptance_length'])} tokens a target pass; {row['prompts']} prompts."
     )
     return RunContent(
@@ -282,10 +278,8 @@ def _dataset(study: StudyData, task: str, records: list[Record]) -> PromptDatase
     return PromptDataset(task, chosen, json.dumps(row or {"task": task}), len(ids))
 
 
-def _with_interval(row: dict[str, Any], column: str, *, disturbed: bool) -> str:
-    return (
-        f"{grid.number(row[column], disturbed=disturbed)} {grid.interval(row[f'{column}_low'], row[f'{column}_high'])}"
-    ).strip()
+def _with_interval(row: dict[str, Any], column: str) -> str:
+    return (f"{grid.number(row[column])} {grid.interval(row[f'{column}_low'], row[f'{column}_high'])}").strip()
 
 
 def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:

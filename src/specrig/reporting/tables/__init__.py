@@ -1,1 +1,0 @@
-"""Write tables as CSV, Markdown and LaTeX."""
