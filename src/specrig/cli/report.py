@@ -10,14 +10,13 @@ from specrig.terminal import console
 
 def tables(study: StudyFile = DEFAULT) -> None:
     """Compile cells.csv and the method × task tables from the records."""
-    import pandas as pd
-
     from specrig.reporting.tables.files import write_tables
     from specrig.results.disturbed_cells import warning
+    from specrig.tables import read_table
 
     loaded = load(study)
     write_tables(loaded.root, loaded.root / "tables")
-    if text := warning(pd.read_csv(loaded.root / "tables" / "cells.csv"), loaded.root):
+    if text := warning(read_table(loaded.root / "tables" / "cells.csv"), loaded.root):
         typer.echo(f"warning: {text}", err=True)
 
 

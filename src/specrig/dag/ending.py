@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-TEXTS = ("variant", "disturbed", "cross_fitted_disturbed")
-"""Columns of the table of speedups that would be read as numbers where no row has an entry."""
-
 
 def ending(root: Path, report: Path) -> str:
     """That plain decoding failed the audit, where it did; a line for each engine and pair; the paths of report and results.
@@ -15,12 +12,11 @@ def ending(root: Path, report: Path) -> str:
     table, audit = root / "tables" / "speedup.csv", root / "audit" / "records.csv"
     found = []
     if table.is_file():
-        import pandas as pd  # planning needs none
-
         from specrig.results.audit_tables import baseline_warning
         from specrig.results.conclusions import in_short
+        from specrig.tables import read_table
 
-        warning = baseline_warning(pd.read_csv(audit)) if audit.is_file() else ""
+        warning = baseline_warning(read_table(audit)) if audit.is_file() else ""
         found = [warning] if warning else []
-        found += in_short(pd.read_csv(table, dtype=dict.fromkeys(TEXTS, str)).fillna(dict.fromkeys(TEXTS, "")))
+        found += in_short(read_table(table))
     return "\n".join([*found, f"Report: {report}", f"Results: {root}"])

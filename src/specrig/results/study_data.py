@@ -21,6 +21,7 @@ from specrig.measurement.records import Record, RecordError, read_index, read_re
 from specrig.measurement.traffic.records import Turn, study_turns
 from specrig.results.damage import reading
 from specrig.study.learning_curve import LearningPoint
+from specrig.tables import read_table
 
 
 @dataclass(slots=True)
@@ -291,7 +292,7 @@ def _json(path: Path) -> dict[str, Any]:
 def _verdicts(path: Path) -> pd.DataFrame:
     """A table of the audit. Raises RecordError with the path for a file that is none."""
     with reading(path):
-        return pd.read_csv(path)
+        return read_table(path)
 
 
 def _environment(folder: Path) -> dict[str, Any]:
