@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, GetCoreSchemaHandler
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
 PathText = TypeVar("PathText", str, Path, str | None)
@@ -27,6 +28,25 @@ def _can_be_a_path(text: PathText) -> PathText:
     return text
 
 
+def _once(values: list[Any] | None) -> list[Any] | None:
+    """The list itself. Raises ValueError for a value that it holds twice, which would repeat cells."""
+    for value, count in Counter(values or ()).items():
+        if count > 1:
+            raise ValueError(f"{value!r} is listed {count} times: remove the repeats")
+    return values
+
+
+def _some(values: list[Any] | None) -> list[Any] | None:
+    """The list itself. Raises ValueError for an empty one."""
+    if values is not None and not values:
+        raise ValueError("an empty list leaves no cells: give at least one value, or remove the key")
+    return values
+
+
+listed = BeforeValidator(lambda value: value if isinstance(value, list | tuple) or value is None else [value])
+"""For a list: `k: 4` and `k: [4]` mean the same, so that `--config k=4` stays short."""
+once, some = AfterValidator(_once), AfterValidator(_some)
+"""For a list of which every value makes cells: none stands twice; there is one."""
 as_path = AfterValidator(_can_be_a_path)
 AnyPath = Annotated[Path, as_path]
 """A file or folder, whether it is there or not."""

@@ -17,8 +17,8 @@ from specrig.decoding.drafters import registry as methods
 from specrig.report.claim_tables import reproduction
 from specrig.report.study_data import StudyData
 from specrig.study.claims import ALIASES
-from specrig.study.load import load_study, read_config
-from specrig.study.problems import StudyError
+from specrig.study.load import load_study
+from specrig.study.problems import StudyError, read_config
 from specrig.study.study import Study
 
 

@@ -20,7 +20,8 @@ from specrig import cli
 from specrig.cli import doctor
 from specrig.cli.examples import EXAMPLES
 from specrig.planning.estimate import size_text, time_text
-from specrig.study.load import load_study, read_config
+from specrig.study.load import load_study
+from specrig.study.problems import read_config
 
 
 def verbs() -> dict[str, object]:

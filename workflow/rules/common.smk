@@ -11,6 +11,7 @@ from snakemake.exceptions import WorkflowError
 from specrig.cell import digest
 from specrig.corpus.example import PROMPT_FILES
 from specrig.dag.code import audit_digest, stage_digest, training_digest
+from specrig.dag.command_line import with_names_as_written
 from specrig.dag.ending import ending
 from specrig.dag.interruption import Interruption
 from specrig.dag.rules import Rules, memory, minutes
@@ -26,7 +27,10 @@ from specrig.training.stages import FILES, JOINT, STAGES, TEXT
 INTERRUPTION = Interruption()
 
 try:
-    STUDY = load_study(config, [Path(file) for file in workflow.configfiles])
+    STUDY = load_study(
+        with_names_as_written(config, sys.argv),
+        [Path(file) for file in workflow.configfiles],
+    )
 except StudyError as error:
     raise WorkflowError(str(error)) from None
 

@@ -38,12 +38,12 @@ from specrig.audit.reference import BaselineCheck, check_baselines
 from specrig.cell import Cell
 from specrig.engines import registry as engines
 from specrig.engines.base import EngineError
-from specrig.files import write_atomically
 from specrig.measurement.blocks import is_lossless
 from specrig.measurement.records import Record
 from specrig.measurement.task_prompts import prepared
 from specrig.models.pair import ModelError
 from specrig.runtime.gpus import resolve_device
+from specrig.tables import write_table
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -295,4 +295,4 @@ def _row(cell: Cell, lossless: bool, outcome: Outcome) -> dict[str, Any]:
 
 
 def _write(rows: Iterable[dict[str, Any]], out: Path) -> None:
-    write_atomically(out, pd.DataFrame(list(rows), columns=COLUMNS).to_csv(index=False))
+    write_table(out, pd.DataFrame(list(rows), columns=COLUMNS))

@@ -65,7 +65,7 @@ def decode(
     head: Heads = None,
     dtype: Dtype = "float32",
     method: Method = None,
-    k: Annotated[int, typer.Option(help="Tokens drafted a round, 1 to 16")] = 4,
+    k: Annotated[int, typer.Option(min=1, max=16, help="Tokens drafted a round, 1 to 16")] = 4,
     option: Options = None,
     temperature: Temperature = 0.0,
     max_new_tokens: MaxNewTokens = 128,
@@ -113,7 +113,7 @@ def _options(assignments: Sequence[str]) -> dict[str, Any]:
     """The method's options from `name=value`, values as YAML reads them."""
     import yaml
 
-    from specrig.study.problems import OnceOnly, shortened
+    from specrig.study.problems import shortened
 
     found = {}
     for each in assignments:
@@ -121,8 +121,8 @@ def _options(assignments: Sequence[str]) -> dict[str, Any]:
         if not sign:
             raise typer.BadParameter(f"{each!r} is not name=value", param_hint="--option")
         try:
-            found[name.strip()] = yaml.load(value, OnceOnly)
-        except (yaml.YAMLError, RecursionError) as error:
+            found[name.strip()] = yaml.safe_load(value)
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
             raise typer.BadParameter(f"{shortened(each)}: the value is not YAML", param_hint="--option") from error
     return found
 

@@ -122,16 +122,15 @@ def audit(study: StudyFile = DEFAULT) -> None:
     """Audit every record: at temperature 0 it must equal plain decoding; above, its tokens must fit the target's
     distribution.
     """
-    import pandas as pd
-
     from specrig.audit.run import audit_records
     from specrig.report.audit_tables import identity
     from specrig.report.study_data import read_study
+    from specrig.tables import read_table
 
     loaded = load(study)
     found, out = read_study(loaded.root), loaded.root / "audit" / "records.csv"
     audit_records(loaded, found.records, loaded.root, out, found.under_load[0].values())
-    if text := identity(pd.read_csv(out)):
+    if text := identity(read_table(out)):
         typer.echo(text)
 
 

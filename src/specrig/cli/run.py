@@ -54,7 +54,7 @@ def run(
     config = Path(words.pop(0)) if words and not words[0].startswith("-") else DEFAULT
     if not Path("Snakefile").is_file():
         raise typer.BadParameter("no Snakefile here: run it in the checkout of SpecRig")
-    from specrig.study.load import read_config
+    from specrig.study.problems import read_config
 
     read_config(config)  # names the line of a YAML error, which Snakemake would not
     chosen = [] if profile is None else ["--workflow-profile", str(_profile(profile))]

@@ -70,11 +70,12 @@ def compare(
     from specrig.analysis.cells import row_dicts
     from specrig.files import write_atomically
     from specrig.sharing.compare import compare, comparison_page
+    from specrig.tables import table_text
     from specrig.terminal import Column, print_table
 
     comparison = compare(a, b)
     if csv is not None:
-        write_atomically(csv, comparison.cells.to_csv(index=False))
+        write_atomically(csv, table_text(comparison.cells))
     if html is not None:
         write_atomically(html, comparison_page(comparison))
     for written in filter(None, (csv, html)):

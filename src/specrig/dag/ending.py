@@ -12,12 +12,11 @@ def ending(root: Path, report: Path) -> str:
     table, audit = root / "tables" / "speedup.csv", root / "audit" / "records.csv"
     found = []
     if table.is_file():
-        import pandas as pd  # planning needs none
-
         from specrig.report.audit_tables import baseline_warning
         from specrig.report.conclusions import in_short
+        from specrig.tables import read_table
 
-        warning = baseline_warning(pd.read_csv(audit)) if audit.is_file() else ""
+        warning = baseline_warning(read_table(audit)) if audit.is_file() else ""
         found = [warning] if warning else []
-        found += in_short(pd.read_csv(table, dtype={"variant": str}).fillna({"variant": ""}))
+        found += in_short(read_table(table))
     return "\n".join([*found, f"Report: {report}", f"Results: {root}"])

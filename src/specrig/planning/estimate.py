@@ -20,9 +20,9 @@ from specrig.models.facts import Shape
 from specrig.models.gguf import config as gguf_config
 from specrig.models.gguf import is_gguf
 from specrig.models.pair import ModelError
-from specrig.study.load import read_config, validated
+from specrig.study.load import validated
 from specrig.study.overlap import prompts_in_both
-from specrig.study.problems import Positions, Problems
+from specrig.study.problems import Positions, Problems, read_config
 from specrig.study.rows import Pair
 from specrig.study.study import Study
 from specrig.tasks.variants import variant_of

@@ -12,6 +12,7 @@ from specrig.report.latex import latex
 from specrig.report.quality_table import quality_grid
 from specrig.report.study_data import read_study
 from specrig.study.study import Study
+from specrig.tables import table_text
 
 
 def write_quality(study: Study, out: Path) -> list[Path]:
@@ -26,7 +27,7 @@ def write_quality_table(found: Iterable[Score], study: str, out: Path) -> list[P
     """Write quality.csv, .md and .tex of these scores into `out`, and return their paths. study: the study's name."""
     table = quality_table(found)
     formatted = quality_grid(table, study)
-    texts = {"csv": table.to_csv(index=False), "md": grid.markdown(formatted), "tex": latex(formatted)}
+    texts = {"csv": table_text(table), "md": grid.markdown(formatted), "tex": latex(formatted)}
     for ending, text in texts.items():
         write_atomically(out / f"quality.{ending}", text)
     return [out / f"quality.{ending}" for ending in texts]

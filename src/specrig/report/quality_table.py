@@ -12,6 +12,7 @@ from specrig.report import grid
 from specrig.report.damage import reading
 from specrig.report.grid import Column, Grid, GridEntry
 from specrig.report.labels import named, task_name
+from specrig.tables import read_table
 
 CAPTION = (
     "Quality of the outputs: the method's score, its baseline's on the same prompts, and the difference with its 95 % "
@@ -30,7 +31,7 @@ def read_quality(folder: Path) -> pd.DataFrame:
     if not path.is_file():
         return pd.DataFrame(columns=COLUMNS)
     with reading(path):
-        table = pd.read_csv(path, dtype={"variant": str, "note": str}).fillna({"variant": "", "note": ""})
+        table = read_table(path)
         if lacking := [name for name in COLUMNS if name not in table]:
             raise ValueError(f"it lacks {', '.join(lacking)}")
         return table

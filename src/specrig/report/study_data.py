@@ -21,6 +21,7 @@ from specrig.report.damage import reading
 from specrig.report.labels import short_names
 from specrig.study.config import MethodEntry
 from specrig.study.learning_curve import LearningPoint
+from specrig.tables import read_table
 
 
 @dataclass(slots=True)
@@ -304,7 +305,7 @@ def _json(path: Path) -> dict[str, Any]:
 def _verdicts(path: Path) -> pd.DataFrame:
     """A table of the audit. Raises RecordError with the path for a file that is none."""
     with reading(path):
-        return pd.read_csv(path)
+        return read_table(path)
 
 
 def _environment(folder: Path) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from specrig.report.latex import latex
 from specrig.report.outline import tables
 from specrig.report.study_data import read_study
 from specrig.report.study_results import DataTable, StudyResults
+from specrig.tables import write_table
 
 
 def file_names() -> list[str]:
@@ -30,7 +31,7 @@ def write_tables(study_dir: Path, out: Path, audit: pd.DataFrame | None = None) 
     results = StudyResults(read_study(study_dir), audit)
     for name, item in tables().items():
         table = data_table(item, results)
-        write_atomically(out / f"{name}.csv", table.frame.to_csv(index=False))
+        write_table(out / f"{name}.csv", table.frame)
         write_atomically(out / f"{name}.md", grid.markdown(table.formatted))
         write_atomically(out / f"{name}.tex", latex(table.printed))
     return [out / name for name in file_names()]

@@ -7,26 +7,21 @@ from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field, NaiveDatetime, TypeAdapter, ValidationError, model_validator
+from pydantic import BaseModel, Field, NaiveDatetime, TypeAdapter, ValidationError, model_validator
 
 from specrig.decoding.drafters import registry as methods
 from specrig.decoding.types import Temperature
 from specrig.models.chat_template import CLOCK
 from specrig.models.endpoint import Endpoint
-from specrig.settings import Settings
+from specrig.settings import Settings, listed, once, some
 from specrig.study.learning_curve import LearningPoint
 from specrig.study.rows import Name, Pair, Task, UserPath
 from specrig.study.traffic import Traffic
 from specrig.training.recipe import Recipe
 
-K_RANGE = range(1, 17)
-
-# `k: 4` and `k: [4]` mean the same, so that `--config k=4`-like overrides stay short.
-_listed = BeforeValidator(lambda value: value if isinstance(value, list | tuple) or value is None else [value])
-
-Names = Annotated[list[str], _listed]
-Temperatures = Annotated[list[Temperature], _listed]
-BatchSizes = Annotated[list[Annotated[int, Field(ge=1)]], _listed]
+Names = Annotated[list[str], listed, once]
+Temperatures = Annotated[list[Temperature], listed, once, some]
+BatchSizes = Annotated[list[Annotated[int, Field(ge=1)]], listed, once, some]
 
 
 class MethodEntry(Settings):
@@ -34,15 +29,15 @@ class MethodEntry(Settings):
 
     method: str
     """Name of the method; `specrig methods` lists them."""
-    k: Annotated[list[int], _listed] = Field(default_factory=lambda: [4])
+    k: Annotated[list[Annotated[int, Field(ge=1, le=16)]], listed, once, some] = Field(default_factory=lambda: [4])
     """k, or a list of them: how many tokens are drafted in a round, 1 to 16. Methods that use no k ignore it."""
     label: Annotated[str, Field(min_length=1, max_length=24)] | None = None
     """What figures and tables call the entry; without one a short name is derived. No two entries may share it."""
     temperatures: Temperatures | None = None
     """Sampling temperatures of this entry, instead of the study's."""
-    tasks: Names | None = None
+    tasks: Annotated[Names | None, some] = None
     """Tasks of this entry, instead of the study's."""
-    pairs: Names | None = None
+    pairs: Annotated[Names | None, some] = None
     """Pairs of this entry, instead of the study's."""
     batch_sizes: BatchSizes | None = None
     """Batch sizes of this entry, instead of the study's."""
@@ -168,7 +163,7 @@ class Config(Settings):
     """Pairs to measure, by their names in pairs.tsv; an entry of `methods` may name other pairs for itself."""
     tasks: Names = Field(default_factory=list)
     """Tasks to measure, by their names in tasks.tsv."""
-    contexts: Annotated[list[Annotated[int, Field(ge=16)]], _listed] = Field(default_factory=list)
+    contexts: Annotated[list[Annotated[int, Field(ge=16)]], listed, once] = Field(default_factory=list)
     """Context lengths in tokens, prompt and output together. Each task is measured at each length as a task
     `<task>@<tokens>`; held-out text of the corpus precedes its requests. Empty: the tasks as they are."""
     methods: list[MethodEntry] = Field(default_factory=list)
@@ -179,7 +174,7 @@ class Config(Settings):
     """Sampling temperatures: 0 is greedy decoding, 1 the model's own distribution."""
     batch_sizes: BatchSizes = Field(default_factory=lambda: [1])
     """Batch sizes: how many prompts are decoded side by side."""
-    prompts: int = 8
+    prompts: int = Field(8, ge=1)
     """Prompts of each task that are measured; a larger batch size takes more prompts, so that one batch is full."""
     max_new_tokens: int = Field(128, ge=2)
     """Maximum number of new tokens for a prompt."""

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Sequence
 from itertools import product
 from typing import Any
@@ -15,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from specrig.decoding.drafters import registry as methods
 from specrig.engines import registry as engines
-from specrig.study.config import K_RANGE, MethodEntry, is_sweep
+from specrig.study.config import MethodEntry, is_sweep
 from specrig.study.problems import Problems, nearest, reason_of, shortened
 from specrig.study.rows import Pair, Task
 from specrig.study.study import Study
@@ -41,14 +40,8 @@ def check_names(
             # A table that could not be read was reported already.
             if name not in known and known:
                 problems.unknown([key, index], what, name, known, hint)
-        refuse_repeats(key, [], names, problems)
     if not study.methods and "methods" not in broken:
         problems.key(["methods"], "the study names no method", f"add one of: {', '.join(methods())}")
-    for key in ("temperatures", "batch_sizes"):
-        if not getattr(study, key):
-            problems.key([key], "an empty list leaves no cells", "give at least one value, or remove the key")
-        refuse_repeats(key, [], getattr(study, key), problems)
-    refuse_repeats("contexts", [], study.contexts, problems)
     for index, context in enumerate(study.contexts):
         if context <= study.max_new_tokens:
             reason = f"a context of {context} tokens leaves no room for a prompt and {study.max_new_tokens} new ones"
@@ -56,8 +49,6 @@ def check_names(
     if study.contexts and (several := [name for name in study.tasks if name in tasks and tasks[name].turns > 1]):
         reason = f"task {several[0]!r} has turns, whose context is the conversation"
         problems.key(["contexts"], reason, "leave the task or the key out")
-    if study.prompts < 1:
-        problems.key(["prompts"], f"{study.prompts} prompts leave every task without a prompt", "give 1 or more")
 
 
 def check_engine_options(study: Study, problems: Problems) -> None:
@@ -74,13 +65,6 @@ def check_engine_options(study: Study, problems: Problems) -> None:
                 known = ", ".join(engines()[name].Options.model_fields) or "none"
                 reason = f"you gave {shortened(issue['input'])}; {reason_of(issue)}"
                 problems.key([*path, *issue["loc"][:1]], reason, f"options of {name}: {known}")
-
-
-def refuse_repeats(key: str, path: Sequence[str | int], values: Sequence[Any], problems: Problems) -> None:
-    """Add a problem for each value that a list holds more than once: it would repeat cells."""
-    for value, count in Counter(values).items():
-        if count > 1:
-            problems.key([*path, key], f"{value!r} is listed {count} times", "remove the repeats")
 
 
 ENTRY_KEYS = {name for name in MethodEntry.model_fields if name != "options"}
@@ -101,19 +85,10 @@ def check_entry(study: Study, index: int, entry: MethodEntry, pairs: dict[str, P
     for name in entry.pairs or []:
         if name not in pairs:
             problems.unknown([*path, "pairs"], "pair", name, pairs, f"or add a row to {study.tables.pairs}")
-    for key in ("k", "tasks", "pairs", "temperatures", "batch_sizes"):
-        values = getattr(entry, key)
-        if values is not None and not values:
-            problems.key([*path, key], "an empty list leaves no cells", "give at least one value, or remove the key")
-        refuse_repeats(key, path, values or [], problems)
     if entry.method not in methods():
         problems.unknown([*path, "method"], "method", entry.method, methods())
         return
     method = methods()[entry.method]
-    for k in entry.k:
-        if method.uses_k and k not in K_RANGE:
-            reason = f"k = {k} is outside {K_RANGE.start} to {K_RANGE.stop - 1}"
-            problems.key([*path, "k"], reason, "2 to 8 is usual, 4 a good start")
     check_options(path, entry, method.Options, problems)
 
 
@@ -191,8 +166,6 @@ def check_traffic(study: Study, problems: Problems) -> None:
         return
     if not traffic.concurrency and not traffic.rate:
         problems.key(["traffic"], "it names no load", "add `concurrency: [1, 4, 16]` or `rate: [0.5, 1]`")
-    for key in ("concurrency", "rate"):
-        refuse_repeats(key, ["traffic"], getattr(traffic, key), problems)
     serving = sorted(name for name, engine in engines().items() if engine.serves)
     if not {*study.engines} & {*serving}:
         problems.key(["traffic"], "none of the study's engines serves requests", f"add one of: {', '.join(serving)}")

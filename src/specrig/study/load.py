@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
-import yaml
 from pydantic import BaseModel, ValidationError
 
 from specrig.study.claims import read_claims
@@ -20,17 +19,7 @@ from specrig.study.config_checks import (
     check_traffic,
 )
 from specrig.study.learning_curve import learning_curves
-from specrig.study.problems import (
-    OnceOnly,
-    Positions,
-    Problem,
-    Problems,
-    StudyError,
-    decoded,
-    mistake,
-    nearest,
-    parsing,
-)
+from specrig.study.problems import Positions, Problems, mistake, parsed, read_config
 from specrig.study.rows import Pair, Task, read_rows
 from specrig.study.study import Study
 from specrig.study.table_checks import (
@@ -60,6 +49,9 @@ def load_study(config: dict[str, Any] | Path, files: Sequence[Path] = ()) -> Stu
     """
     if isinstance(config, Path):
         files, config = [config], read_config(config)
+    else:
+        for file in files:
+            parsed(file)
     problems = Problems(Positions(files))
     draft, broken = validated(config, problems)
     resolved = bool(config.get("rows"))
@@ -109,19 +101,6 @@ def _expanded(draft: Study, rows: Rows, tasks: dict[str, Task]) -> dict[str, Any
             block["tasks"] = [each for name in block["tasks"] for each in named[name]]
     used = {each: tasks[name] for name, own in named.items() for each in (name, *own)}
     return found | {"rows": rows.model_copy(update={"tasks": used})}
-
-
-def read_config(file: Path) -> dict[str, Any]:
-    """Read a YAML or JSON config as it stands. Raises StudyError for a file that is missing or does not parse."""
-    if not file.is_file():
-        folder = file.parent
-        others = [str(path) for path in sorted(folder.glob("*.yaml"))] if folder.is_dir() else []
-        raise StudyError([Problem(str(file), "", "no such config", nearest(str(file), others, what="configs there"))])
-    with parsing(file):
-        content = yaml.load(decoded(file), OnceOnly)
-    if not isinstance(content, dict):
-        raise StudyError([Problem(str(file), "", "the file has no keys", "start from configs/quick.yaml")])
-    return content
 
 
 def validated(config: dict[str, Any], problems: Problems) -> tuple[Study, set[str]]:

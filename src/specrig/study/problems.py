@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import date
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +45,6 @@ LONGEST = 200
 """Characters of what a user gave that a message repeats."""
 MOST = 20
 """Problems that a message lists; more are counted."""
-MOST_REPEATED = 100_000
-"""Values that the aliases of a YAML file may repeat altogether."""
 
 
 def shortened(value: Any) -> str:
@@ -64,93 +64,70 @@ def decoded(file: Path) -> str:
         raise StudyError([Problem(where, "", f"the file is {kind}", "save it as UTF-8 text")]) from error
 
 
-class OnceOnly(yaml.SafeLoader):
-    """YAML in which a key is a text that stands once: where it stands twice, PyYAML (and so Snakemake) would silently
-    take the last.
+def parsed(file: Path) -> yaml.Node | None:
+    """What a YAML or JSON file holds, with the line of each key; None where it is empty. PyYAML's safe loader says what
+    a value is, as in Snakemake; of a key that stands twice it would silently take the last.
 
-    What is repeated by aliases is bounded, so that a short file does not fill the memory. Every error knows its line.
+    Raises StudyError with the line for what does not parse, and for a key that stands twice.
     """
-
-    def __init__(self, stream: str) -> None:
-        super().__init__(stream)
-        self._sizes: dict[
-            int, int
-        ] = {}  # of each finished node, how many values it holds, those behind aliases included
-        self._repeated = 0
-
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """The next node. Raises ComposerError for an alias inside of what it names, or that repeats too much."""
-        alias = self.peek_event() if self.check_event(yaml.AliasEvent) else None
-        node: yaml.Node | None = super().compose_node(parent, index)
-        if node is None:
-            return None
-        if alias is not None:
-            if id(node) not in self._sizes:
-                raise _mistake(f"the alias *{alias.anchor} is inside the value that it names", alias)
-            self._repeated += self._sizes[id(node)]
-            if self._repeated > MOST_REPEATED:
-                raise _mistake(f"aliases repeat more than {MOST_REPEATED:,} values", alias)
-            return node
-        parts = [part for pair in node.value for part in pair] if isinstance(node, yaml.MappingNode) else node.value
-        below = 0 if isinstance(node, yaml.ScalarNode) else sum(self._sizes[id(part)] for part in parts)
-        self._sizes[id(node)] = 1 + below
-        return node
-
-    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        """The node of a mapping. Raises ComposerError for a key that is there already or is no text."""
-        node: yaml.MappingNode = super().compose_mapping_node(anchor)
-        seen = set()
-        for key, _ in node.value:
-            if key.tag == "tag:yaml.org,2002:merge":
-                continue
-            if not isinstance(key, yaml.ScalarNode):
-                raise _mistake("a list or a mapping is used as a key", key)
-            if key.tag != "tag:yaml.org,2002:str":
-                raise _mistake(f"the key {shortened(key.value)} is not text: put it in quotes", key)
-            if key.value in seen:
-                raise _mistake(f"the key {shortened(key.value)} occurs twice", key)
-            seen.add(key.value)
-        return node
-
-    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        """The value of a node. Raises ConstructorError for what looks like a date or number but is none."""
-        try:
-            return super().construct_object(node, deep)
-        except (
-            ValueError,
-            KeyError,
-            IndexError,
-            AttributeError,
-        ) as error:  # what PyYAML's constructors of scalars raise
-            if not isinstance(node, yaml.ScalarNode):
-                raise
-            kind = node.tag.rpartition(":")[2]
-            raise yaml.constructor.ConstructorError(
-                None, None, f"{shortened(node.value)} cannot be read as {kind}; put text in quotes", node.start_mark
-            ) from error
-
-
-def _mistake(reason: str, at: Any) -> yaml.YAMLError:
-    """The error with the line of `at`, a node or an event."""
-    return yaml.composer.ComposerError(None, None, reason, at.start_mark)
-
-
-@contextmanager
-def parsing(file: Path) -> Iterator[None]:
-    """Turn what PyYAML says of a config into a StudyError with the file, the line and the fix."""
+    text = decoded(file)
     try:
-        yield
-    except RecursionError:
-        raise StudyError(
-            [Problem(str(file), "", "brackets are nested too deeply", "a config nests a few levels")]
-        ) from None
+        root = yaml.compose(text, yaml.SafeLoader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        where = f"{file}:{mark.line + 1}" if mark else str(file)
+        where = f"{_shown(file)}:{mark.line + 1}" if mark else _shown(file)
         reason = getattr(error, "problem", None) or first_line(error)
+        fix = "correct the line; indent with spaces"
+        raise StudyError([Problem(where, "", f"not valid YAML ({reason})", fix)]) from error
+    except RecursionError:
+        fix = "a config nests a few levels"
+        raise StudyError([Problem(_shown(file), "", "brackets are nested too deeply", fix)]) from None
+    twice = list(dict.fromkeys(_repeated_keys(root, set())))
+    if twice:
+        fix = "keep one of the two"
+        raise StudyError([Problem(f"{_shown(file)}:{line}", name, "the key occurs twice", fix) for line, name in twice])
+    return root
+
+
+def _repeated_keys(node: yaml.Node | None, seen: set[int]) -> Iterator[tuple[int, str]]:
+    """Yield (line, key) of each key that its mapping has already. seen: nodes that are checked, which aliases repeat."""
+    if node is None or isinstance(node, yaml.ScalarNode) or id(node) in seen:
+        return
+    seen.add(id(node))
+    names: set[str] = set()
+    for item in node.value:
+        key, value = item if isinstance(node, yaml.MappingNode) else (None, item)
+        if isinstance(key, yaml.ScalarNode):
+            if key.value in names:
+                yield key.start_mark.line + 1, key.value
+            names.add(key.value)
+        yield from _repeated_keys(value, seen)
+
+
+def read_config(file: Path) -> dict[str, Any]:
+    """Read a YAML or JSON config as it stands. Raises StudyError for a file that is missing or does not parse."""
+    if not file.is_file():
+        folder = file.parent
+        others = [str(path) for path in sorted(folder.glob("*.yaml"))] if folder.is_dir() else []
+        raise StudyError([Problem(str(file), "", "no such config", nearest(str(file), others, what="configs there"))])
+    is_json, text = file.suffix == ".json", decoded(file)
+    if not is_json:
+        parsed(file)
+    try:
+        content = json.loads(text) if is_json else yaml.safe_load(text)
+    except RecursionError:
         raise StudyError(
-            [Problem(where, "", f"not valid YAML ({reason})", "correct the line; indent with spaces")]
-        ) from error
+            [Problem(_shown(file), "", "brackets are nested too deeply", "a config nests a few levels")]
+        ) from None
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError) as error:  # a date or number that is none
+        mark = getattr(error, "problem_mark", None)
+        where = f"{_shown(file)}:{mark.line + 1}" if mark else _shown(file)
+        reason = getattr(error, "problem", None) or first_line(error)
+        kind = "JSON" if is_json else "YAML"
+        raise StudyError([Problem(where, "", f"not valid {kind} ({reason})", "put text in quotes")]) from error
+    if not isinstance(content, dict):
+        raise StudyError([Problem(str(file), "", "the file has no keys", "start from configs/quick.yaml")])
+    return content
 
 
 def nearest(name: str, known: Iterable[str], *, what: str = "known") -> str:
@@ -169,12 +146,11 @@ class Positions:
 
     def __init__(self, files: Sequence[Path]) -> None:
         self.files = list(files)
-        self._roots: list[tuple[Path, yaml.Node]] = []
-        for file in self.files:
-            with parsing(file):
-                root = yaml.compose(decoded(file), OnceOnly) if file.is_file() else None
-            if root is not None:
-                self._roots.append((file, root))
+
+    @cached_property
+    def _roots(self) -> list[tuple[Path, yaml.Node]]:
+        roots = ((file, parsed(file)) for file in self.files if file.is_file())
+        return [(file, root) for file, root in roots if root is not None]
 
     def __call__(self, path: Sequence[str | int]) -> str:
         """`file:line` of the deepest part of `path` that a file holds; all files' names if none holds any."""
@@ -234,6 +210,10 @@ def mistake(issue: Any, *, whole: str = "") -> tuple[str, str]:
         return "nothing is given", "give a value"
     if whole:
         return reason_of(issue), f"correct the {whole}"
+    if issue["type"] == "invalid_key":
+        return "a key that is no text to YAML", "put it in quotes"
+    if issue["type"] in ("string_type", "not_allowed") and isinstance(issue["input"], bool | int | float | date):
+        return f"{shortened(issue['input'])} is no text to YAML", "put it in quotes as it is written: names are text"
     return f"you gave {shortened(issue['input'])}", reason_of(issue)
 
 

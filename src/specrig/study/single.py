@@ -12,8 +12,8 @@ from specrig.decoding.drafters import registry as methods
 from specrig.models.pair import PairFiles
 from specrig.study.config import MethodEntry
 from specrig.study.config_checks import check_entry
-from specrig.study.load import read_config, validated
-from specrig.study.problems import Positions, Problems, StudyError, nearest
+from specrig.study.load import validated
+from specrig.study.problems import Positions, Problems, StudyError, nearest, read_config
 from specrig.study.rows import Pair, read_rows
 from specrig.study.study import Study
 from specrig.study.table_checks import check_pairs

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from specrig.cell import Cell
-from specrig.settings import Settings
+from specrig.settings import Settings, listed, once
 
 OPEN_SLOTS = 32
 """Requests that a server decodes at once where a study names only rates."""
-_listed = BeforeValidator(lambda value: value if isinstance(value, list | tuple) else [value])
 Seconds = Annotated[float, Field(gt=0)]
 
 
@@ -29,9 +28,9 @@ class Limits(Settings):
 class Traffic(Settings):
     """Load on engines that serve: how many requests at once, or how many a second. Method and baseline take turns."""
 
-    concurrency: Annotated[list[Annotated[int, Field(ge=1)]], _listed] = Field(default_factory=list)
+    concurrency: Annotated[list[Annotated[int, Field(ge=1)]], listed, once] = Field(default_factory=list)
     """Closed loop: this many requests are always in flight."""
-    rate: Annotated[list[Seconds], _listed] = Field(default_factory=list)
+    rate: Annotated[list[Seconds], listed, once] = Field(default_factory=list)
     """Open loop: this many requests arrive per second, whether or not the server is ready for them."""
     burstiness: float = Field(1.0, gt=0)
     """Shape of the gamma distribution of the times between arrivals: 1 is a Poisson process, below 1 bursts, far above

@@ -18,6 +18,7 @@ from specrig.cell import Cell
 from specrig.report import grid
 from specrig.report.grid import Grid, GridEntry
 from specrig.report.latex import latex
+from specrig.tables import table_text
 
 RUNS_NOTE = "Run: the cell in MLflow's pages, which make ui starts (with the CONFIG of this study)."
 
@@ -59,7 +60,7 @@ class Embedded(Attachments):
     def table(self, name: str, frame: pd.DataFrame, formatted: Grid) -> list[tuple[str, str]]:
         """Links that hold the table as CSV, LaTeX and Markdown."""
         return [
-            (f"{name}.csv", _data_link("text/csv", frame.to_csv(index=False))),
+            (f"{name}.csv", _data_link("text/csv", table_text(frame))),
             (f"{name}.tex", _data_link("application/x-tex", latex(formatted))),
             (f"{name}.md", _data_link("text/markdown", grid.markdown(formatted))),
         ]
