@@ -1,6 +1,10 @@
-"""What a message of ours says of another error."""
+"""An error that layers share, and what a message of ours says of another error."""
 
 from __future__ import annotations
+
+
+class EngineError(RuntimeError):
+    """An engine that cannot be used, or fails; the message names what, why and the fix."""
 
 
 def first_line(error: BaseException) -> str:

@@ -28,7 +28,7 @@ from specrig.runtime.linear import kernel_choice
 from specrig.runtime.model import CachedModel
 from specrig.runtime.replay import Function, Recording, Replay
 from specrig.runtime.transformers_model import cached_model
-from specrig.services.http_server import server_of
+from specrig.services.app import server_of
 from specrig.services.worker_app import worker_app
 from specrig.services.workers import DraftWorker
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 import socket
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,7 +17,7 @@ from models import Lab, listening
 
 from specrig.audit.toy_pair import build
 from specrig.models import hub
-from specrig.services import app, http_server, protocol
+from specrig.services import protocol
 from specrig.services.client import RowsClient
 from specrig.services.coordinator import BatchedClient, Coordinator, DraftClient
 from specrig.services.coordinator_app import coordinator_app
@@ -202,8 +200,8 @@ def test_bytes_that_are_no_json_are_refused(urls: dict[str, str], content: bytes
 @pytest.mark.parametrize(
     ("content", "status", "message"),
     [
-        (b'{"prompt": "a", "\\ud800": 1}', 422, "body: not JSON"),
-        (b'{"prompt": "\xff"}', 422, "body: not JSON"),
+        (b'{"prompt": "a", "\\ud800": 1}', 422, "body: you gave"),
+        (b'{"prompt": "\xff"}', 422, "body: you gave"),
         (b'{"seed": ' + b"9" * 5000 + b"}", 422, ""),
         (
             b'{"prompt": [1], "temperature": 1e-320}',
@@ -239,53 +237,16 @@ def test_no_other_key_opens(urls: dict[str, str], key: str) -> None:
         assert response.status_code == 401 and refused(response) and KEY not in response.text
 
 
-def dribble(url: str, content: bytes) -> bytes:
-    """All that a service says to a connection that sends these bytes and then nothing."""
-    host, _, port = url.removeprefix("http://").partition(":")
-    with socket.create_connection((host, int(port)), timeout=20) as connection:
-        connection.sendall(content)
-        found = b""
-        while part := connection.recv(65536):
-            found += part
-    return found
+HEADER = f"POST {protocol.PATH} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\nContent-Length: 100\r\n\r\n"
 
 
-HEADER = f"POST {{}} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\nContent-Length: 100\r\n"
-
-
-@pytest.mark.parametrize("kind", ["draft", "coordinator"])
-def test_half_sent_requests_are_not_waited_for(
-    urls: dict[str, str], kind: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(app, "BODY_S", 0.5)
-    monkeypatch.setattr(http_server, "HEADER_S", 0.5)
-    path = protocol.PATH if kind == "draft" else "/v1/completions"
-    header = HEADER.format(path)
-    message = dribble(urls[kind], f"{header}\r\nhalf".encode()).decode()
-    assert message.startswith("HTTP/1.1 408") and "the body did not arrive in 0.5 s" in message
-    for content in (b"", b"POST", header.encode()):
-        assert dribble(urls[kind], content) == b""
-    whole = f"GET /health HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n\r\n"
-    message = dribble(urls[kind], (whole + header).encode()).decode()
-    assert message.startswith("HTTP/1.1 200") and "408" not in message, "a second request on the same connection"
-    log = capfd.readouterr().err
-    assert log.count("no whole header in 0.5 s") == 4 and "Traceback" not in log
-
-
-def test_a_disconnect_is_a_line_of_the_log(urls: dict[str, str], capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_disconnect_is_no_error_of_the_service(urls: dict[str, str], capfd: pytest.CaptureFixture[str]) -> None:
     host, _, port = urls["draft"].removeprefix("http://").partition(":")
-    capfd.readouterr()
-    log = ""
     for _ in range(3):
         with socket.create_connection((host, int(port))) as connection:
-            connection.sendall(f"{HEADER.format(protocol.PATH)}\r\nhalf".encode())
-    for _ in range(3):  # each is answered after those before it were noticed
-        assert requests.get(f"{urls['draft']}/health", timeout=20).status_code == 200
-    deadline = time.monotonic() + 10
-    while log.count("left before") < 3 and time.monotonic() < deadline:
-        time.sleep(0.05)
-        log += capfd.readouterr().err
-    assert re.fullmatch(rf"(127\.0\.0\.1: left before its request to {protocol.PATH} was whole\n){{3}}", log)
+            connection.sendall(f"{HEADER}half".encode())
+    rows(urls["draft"], MESSAGE)
+    assert "Traceback" not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -302,9 +263,3 @@ def test_a_clients_errors_are_typed_as_such(
     headers = {"Authorization": f"Bearer {KEY}"}
     found = requests.request(method, urls["coordinator"] + path, data=content, headers=headers, timeout=20)
     assert found.status_code == status and found.json()["error"]["type"] == "invalid_request_error"
-
-
-def test_a_service_says_where_it_listens(capfd: pytest.CaptureFixture[str]) -> None:
-    lab = Lab(vocab_size=V)
-    url = listening(worker_app(DraftWorker(lab.model("draft"), 8, CONTEXT), batch=8, queue=64, key=None))
-    assert f"specrig draft: listens at {url}\n" in capfd.readouterr().err

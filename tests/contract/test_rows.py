@@ -15,8 +15,8 @@ from models import Lab
 
 from specrig.audit.distribution import exact_distribution, g_test
 from specrig.decoding.loop import generate
+from specrig.http_client import ServerError
 from specrig.services import protocol
-from specrig.services.client import ServiceError
 from specrig.services.coordinator import BatchedClient, Coordinator, DecodeRequest, DraftClient
 from specrig.services.protocol import ProtocolError, RowOutput, RowRequest, RowsOutput, RowsRequest
 from specrig.services.workers import DraftWorker, TargetWorker, Worker
@@ -44,7 +44,7 @@ class Local:
         self, rows: Sequence[RowRequest], *, half: bool = False, ended: Sequence[int] = ()
     ) -> tuple[list[RowOutput], protocol.Passes]:
         if self.down:
-            raise ServiceError("here: it is down")
+            raise ServerError("here: it is down")
         message = protocol.unpack_request(protocol.pack(RowsRequest(list(rows), half, list(ended))))
         self.work.check(message.rows)
         self.work.sessions.end(message.ended)

@@ -114,12 +114,11 @@ def undisturbed(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _fallbacks(records: Sequence[Record]) -> list[str]:
-    """Reasons from what failed in the process, so that passes ran in a slower way: speedups over a slow plain decoding
-    are too large.
+    """Reasons from what failed in the process, so that passes ran in a slower way (speedups over a slow plain decoding
+    are too large), or from what a server's answers lack.
     """
     runs = (run for record in records for run in (record.run, record.baseline))
-    texts = dict.fromkeys(text for run in runs for text in run.fallbacks)
-    return [f"passes were slower than they can be: {text}" for text in texts]
+    return list(dict.fromkeys(text for run in runs for text in run.fallbacks))
 
 
 def _probes(records: Sequence[Record], usual: Mapping[str, float]) -> list[str]:

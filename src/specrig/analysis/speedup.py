@@ -74,8 +74,8 @@ def log_ratios(times: Times, scope: Scope = "decode") -> pd.Series:
     repeats.
 
     times: the result of `group_times`. scope "decode": seconds per token are decode_s / decode_tokens. scope
-    "end_to_end": they are (prefill_s + decode_s) / tokens. A group in which either side decoded no token (end of
-    sequence came first) is left out.
+    "end_to_end": they are (prefill_s + decode_s) / tokens. A group in which either side decoded no token is left out:
+    end of sequence came first, or (for "decode" alone) the answer arrived at once.
     """
     return _by_replicate(*_log_ratios(times, scope))
 
@@ -155,7 +155,9 @@ def _log_ratios(times: Times, scope: Scope) -> tuple[list[tuple[int, ...]], Valu
             for side in ("", "baseline_")
         )
         logs = np.log(baseline / method)
-    defined = (times["decode_tokens"] > 0) & (times["baseline_decode_tokens"] > 0) & np.isfinite(logs)
+    least = 0 if scope == "decode" else 1
+    defined = (times[tokens] > least * times["rows"]) & (times[f"baseline_{tokens}"] > least * times["rows"])
+    defined &= np.isfinite(logs)
     kept = [key for key, known in zip(times.keys, defined, strict=True) if known]
     return _together(kept, 2, logs[defined], mean_of_each=True)
 

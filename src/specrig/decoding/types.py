@@ -194,7 +194,7 @@ class Generation:
 
     ttft_s: until the first token. prefill_s: until the drafter is ready too. decode_s: of all rounds.
     target_passes, draft_passes: width in tokens a row -> (calls, seconds).
-    prefill_tokens: output tokens that are out before `decode_s` begins.
+    prefill_tokens: output tokens that are out before `decode_s` begins. notes: what its figures suffer from.
     """
 
     tokens: list[int]
@@ -209,6 +209,7 @@ class Generation:
     draft_passes: dict[int, tuple[int, float]] = field(default_factory=dict)
     counts: Counts | None = None
     prefill_tokens: int = 1
+    notes: list[str] = field(default_factory=list)
 
 
 class MethodOptions(BaseModel):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from specrig.cell import Cell
 from specrig.decoding.drafters import registry as methods
+from specrig.errors import EngineError as EngineError
 from specrig.heads import registry as heads
 from specrig.heads.base import Foreign
 from specrig.models.chat_template import prompt_ids
@@ -22,10 +23,6 @@ from specrig.settings import Settings
 
 if TYPE_CHECKING:
     from specrig.decoding.types import Generation
-
-
-class EngineError(RuntimeError):
-    """An engine that cannot be used, or fails; the message names what, why and the fix."""
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Any running server with OpenAI's completions API (`servers:`): one that speculates against one that does not.
+"""Any running server with OpenAI's completions or chat API (`servers:`): one that speculates against one that does not.
 
 Requests carry token ids and get them back (`return_token_ids`, vLLM 0.10.2 and later; llama.cpp's server gives
 `tokens`). Acceptance is the server's own count, from its `/metrics` page, at batch size 1.
@@ -13,9 +13,14 @@ from typing import Any
 from specrig.cell import Cell
 from specrig.engines.base import EngineError
 from specrig.engines.http import counters
-from specrig.engines.http.client import Client, Completion, HttpEngine
+from specrig.engines.http.client import Completion, HttpEngine
+from specrig.http_client import Client
+from specrig.models.chat_template import PROBE, of_tokenizer
 from specrig.models.endpoint import Endpoint, endpoint_of
+from specrig.models.pair import PairFiles
 
+TEXTS = ("text", "content", "reasoning", "reasoning_content")
+"""Names under which a streamed choice, or its `delta`, holds text."""
 SETTLE_S = 2.0
 """Longest lag of a server's counters behind its answers."""
 
@@ -26,6 +31,10 @@ class Server(HttpEngine):
     name = "server"
     loads_pairs = False
 
+    def __init__(self, pair: PairFiles, *, device: str = "cpu", threads: int | None = None) -> None:
+        super().__init__(pair, device=device, threads=threads)
+        self._texts: dict[tuple[int, ...], str] = {}
+
     @classmethod
     def refuses(cls, cell: Cell) -> str | None:
         """Nothing: a server runs what it was started with."""
@@ -34,21 +43,24 @@ class Server(HttpEngine):
     def described(self, server: Endpoint) -> dict[str, Any]:
         """Its version and fields."""
         client = self.client(server.url, server)
-        version = client.get_or_none("/version")
-        try:
-            about = version.json() if version else {}
-        except ValueError:
-            about = {}
-        return {"url": client.url, "model": server.model, "fields": server.fields, "version": about.get("version")}
+        about = {"url": client.url, "endpoint": server.endpoint, "model": server.model, "fields": server.fields}
+        return about | {"version": client.get_json("/version").get("version")}
+
+    def encode(self, text: str) -> list[int]:
+        """See `Engine`; keeps the text, which a chat endpoint is sent."""
+        tokens = super().encode(text)
+        self._texts[tuple(tokens)] = text
+        return tokens
 
     def request_completion(
         self, cell: Cell, prompt: Sequence[int], *, max_new_tokens: int, seed: int, alone: bool
     ) -> Completion:
         """See `HttpEngine`."""
         server, client = self._served(cell)
+        chat = server.endpoint == "chat"
         body = {
             "model": server.model or client.model,
-            "prompt": list(prompt),
+            **({"messages": self._messages(prompt)} if chat else {"prompt": list(prompt)}),
             "max_tokens": max_new_tokens,
             "temperature": cell.temperature,
             "seed": seed,
@@ -59,11 +71,29 @@ class Server(HttpEngine):
             "return_token_ids": True,
             **server.fields,
         }
-        return completion(self, cell, client, body, alone=alone)
+        return completion(self, cell, client, body, prompt_tokens=len(prompt), alone=alone)
+
+    def _messages(self, prompt: Sequence[int]) -> list[dict[str, str]]:
+        """The one message of a prompt: its text without what the target's chat template puts around a user's.
+
+        Raises EngineError for a prompt that the template wrote from more than one turn.
+        """
+        text = self._texts.get(tuple(prompt)) or self.decode(prompt)
+        template = of_tokenizer(self.tokenizer, self.pair.target)
+        if template.text:
+            before, after = template.render([{"role": "user", "content": PROBE}]).split(PROBE)
+            if text.startswith(before) and text.endswith(after):
+                text = text.removeprefix(before).removesuffix(after)
+            elif after.strip() and text.rstrip().endswith(after.strip()):
+                raise EngineError(
+                    "`endpoint: chat` sends one message of a user, and this prompt is a chat with a system turn or several "
+                    "turns: use `endpoint: completions`, or a task without them"
+                )
+        return [{"role": "user", "content": text}]
 
     def counters(self, cell: Cell) -> counters.Counters:
         """See `HttpEngine`."""
-        return self._served(cell)[1].counters()
+        return counters.read(self._served(cell)[1])
 
     def _served(self, cell: Cell) -> tuple[Endpoint, Client]:
         server = endpoint_of(cell, self.pair.servers)
@@ -95,27 +125,33 @@ def settled(
         time.sleep(0.01)
 
 
-def completion(engine: HttpEngine, cell: Cell, client: Client, body: dict[str, Any], *, alone: bool) -> Completion:
+def completion(
+    engine: HttpEngine, cell: Cell, client: Client, body: dict[str, Any], *, prompt_tokens: int, alone: bool
+) -> Completion:
     """`complete`; where the request runs alone, with what the cell's server counted meanwhile."""
     before = engine.counters(cell) if alone else None
-    reply = complete(client, body)
+    reply = complete(client, body, prompt_tokens, patient=alone)
     if before is not None:
         after = settled(engine.counters, cell, before, len(reply.tokens))
-        reply.counts = counters.counts(before, after, len(reply.tokens), len(reply.arrivals))
+        reply.counts = counters.counts(before, after, len(reply.tokens), reply.events)
     return reply
 
 
-def complete(client: Client, body: dict[str, Any]) -> Completion:
-    """Stream one completion. Raises EngineError unless ids, finish reason and usage are there and agree."""
+def complete(client: Client, body: dict[str, Any], prompt_tokens: int, *, patient: bool = False) -> Completion:
+    """Stream one completion, of a chat where the body holds messages. patient: where the server is busy, ask again when
+    it says. Raises EngineError unless ids and finish reason are there, and usage, where there is one, agrees.
+    """
     reply = Completion()
     finish: str | None = None
     usage: dict[str, Any] = {}
     unnamed = 0
-    for seconds, event in client.stream("/v1/completions", body):
+    path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+    for seconds, event in client.stream(path, body, patient=patient):
         usage = event.get("usage") or usage
         for choice in event.get("choices") or []:
             ids = token_ids(choice)
-            unnamed += ids is None and bool(choice.get("text"))
+            delta = choice.get("delta") or {}
+            unnamed += ids is None and any(each.get(name) for each in (choice, delta) for name in TEXTS)
             reply.tokens += ids or []
             reply.note_arrival(seconds)
             finish = choice.get("finish_reason") or finish
@@ -124,14 +160,24 @@ def complete(client: Client, body: dict[str, Any]) -> Completion:
             f"{client.url}: it streams text without token ids, and text tokenized again is no count; use a server that "
             "returns them (vLLM 0.10.2 or later, llama.cpp)"
         )
+    if finish is None:
+        raise EngineError(f"{client.url}: the stream ended without a finish_reason; has the server died?")
     if finish not in ("stop", "length"):
         raise EngineError(f"{client.url}: the answer ended with finish_reason {finish!r}, not with `stop` or `length`")
     reply.stop = "eos" if finish == "stop" else "length"
-    for key, ours in (("completion_tokens", len(reply.tokens)), ("prompt_tokens", len(body["prompt"]))):
-        if usage.get(key, ours) != ours:
-            raise EngineError(
-                f"{client.url}: its usage says {usage[key]} {key.replace('_', ' ')}, its stream and request {ours}"
-            )
+    counted = usage.get("completion_tokens")
+    if counted is not None and counted != len(reply.tokens):
+        raise EngineError(f"{client.url}: its usage says {counted} completion tokens, its stream {len(reply.tokens)}")
+    counted = usage.get("prompt_tokens")
+    if counted is not None and counted != prompt_tokens:
+        prompts = f"its usage says {counted} prompt tokens, the study's prompt has {prompt_tokens}"
+        if "messages" not in body:
+            raise EngineError(f"{client.url}: {prompts}")
+        reply.notes.append("answers are to other prompts than the study's: the server's chat template is another")
+    if (usage.get("prompt_tokens_details") or {}).get("cached_tokens"):
+        reply.notes.append(
+            "answers began with a prompt that the server had cached, so times to the first token lack it"
+        )
     return reply
 
 
@@ -140,7 +186,8 @@ def token_ids(choice: dict[str, Any]) -> list[int] | None:
     for key in ("token_ids", "tokens"):
         if isinstance(choice.get(key), list):
             return [int(token) for token in choice[key]]
-    named = (choice.get("logprobs") or {}).get("tokens")
+    logprobs = choice.get("logprobs") or {}
+    named = logprobs.get("tokens") or [each["token"] for each in logprobs.get("content") or []]
     if named and all(str(token).startswith("token_id:") for token in named):
         return [int(str(token).removeprefix("token_id:")) for token in named]
     return None

@@ -21,8 +21,9 @@ from specrig.decoding.types import Counts
 from specrig.engines.base import EngineError, foreign, lacks
 from specrig.engines.head_copies import understood
 from specrig.engines.http import counters
-from specrig.engines.http.client import Client, Completion, HttpEngine
+from specrig.engines.http.client import Completion, HttpEngine
 from specrig.engines.http.launch import ServerProcess, free_port
+from specrig.http_client import Client
 from specrig.models.endpoint import Endpoint, endpoint_of
 from specrig.models.gate import check_pair
 from specrig.models.pair import PairFiles
@@ -155,7 +156,10 @@ class Sglang(HttpEngine):
             **(endpoint.fields if endpoint else {}),
         }
         reply = complete(
-            self.client(self._url, endpoint), body, incremental=endpoint is not None and self._streams_new(endpoint)
+            self.client(self._url, endpoint),
+            body,
+            incremental=endpoint is not None and self._streams_new(endpoint),
+            patient=alone,
         )
         if found := reply.counts:
             with self._counting:
@@ -194,14 +198,14 @@ class Sglang(HttpEngine):
         self._stop()
 
 
-def complete(client: Client, body: dict[str, Any], *, incremental: bool = False) -> Completion:
-    """Stream one completion of `/generate`; incremental: events hold the new ids only.
+def complete(client: Client, body: dict[str, Any], *, incremental: bool = False, patient: bool = False) -> Completion:
+    """Stream one completion of `/generate`; incremental: events hold the new ids only. patient: see `Client.post`.
 
     Raises EngineError unless ids, counts and finish reason are there and agree.
     """
     reply = Completion()
     meta: dict[str, Any] = {}
-    for seconds, event in client.stream("/generate", body):
+    for seconds, event in client.stream("/generate", body, patient=patient):
         meta, ids = event.get("meta_info") or {}, event.get("output_ids")
         if ids is None:
             raise EngineError(f"{client.url}: its events hold no output_ids; use SGLang 0.5 or later")
@@ -209,6 +213,10 @@ def complete(client: Client, body: dict[str, Any], *, incremental: bool = False)
         reply.note_arrival(seconds)
     finish = meta.get("finish_reason") or {}
     kind = finish.get("type") if isinstance(finish, dict) else finish
+    if meta.get("cached_tokens"):
+        reply.notes.append(
+            "answers began with a prompt that the server had cached, so times to the first token lack it"
+        )
     if kind not in ("stop", "length"):
         message = finish.get("message", "") if isinstance(finish, dict) else ""
         raise EngineError(f"{client.url}: the answer ended with finish reason {kind!r} {message}".rstrip())
@@ -243,12 +251,7 @@ def counts(meta: Mapping[str, Any]) -> Counts | None:
 
 def server_info(client: Client) -> dict[str, Any]:
     """A server's `/server_info`, formerly `/get_server_info`; empty if it has neither."""
-    page = client.get_or_none("/server_info") or client.get_or_none("/get_server_info")
-    try:
-        found = page.json() if page is not None else {}
-    except ValueError:  # a page of something else
-        found = {}
-    return found if isinstance(found, dict) else {}
+    return client.get_json("/server_info") or client.get_json("/get_server_info")
 
 
 def info(client: Client) -> dict[str, Any]:

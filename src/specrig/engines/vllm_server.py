@@ -14,13 +14,14 @@ from dataclasses import replace
 from typing import Any
 
 from specrig.cell import Cell, digest
-from specrig.engines.http.client import Client, Completion
+from specrig.engines.http.client import Completion
 from specrig.engines.http.launch import LaunchingEngine, ServerProcess, free_port
 from specrig.engines.server import completion
 from specrig.engines.vllm import Vllm, cpu_sampling
 from specrig.engines.vllm.arguments import arguments, flags
 from specrig.engines.vllm.processes import intel_openmp, placing
 from specrig.engines.vllm.speculation import speculation_of
+from specrig.http_client import Client
 from specrig.models.pair import PairFiles
 from specrig.models.weights import weights_of
 
@@ -116,7 +117,7 @@ class VllmServer(LaunchingEngine):
             "return_token_ids": True,
             **({"seed": seed} if cell.temperature > 0 else {}),
         }
-        return completion(self, cell, client, body, alone=alone)
+        return completion(self, cell, client, body, prompt_tokens=len(prompt), alone=alone)
 
     def _server(self, cell: Cell) -> tuple[ServerProcess, Client]:
         """See `LaunchingEngine`."""

@@ -183,7 +183,7 @@ class _Block:
                 "device": self.meter.state(),
                 "load": load,
                 "peak_memory_mb": self.engine.peak_memory_mb(),
-                "fallbacks": list(FALLBACKS),
+                "fallbacks": [*FALLBACKS, *dict.fromkeys(note for row in generations for note in row.notes)],
             }
             found += [as_run(generation).model_copy(update=measured) for generation in generations]
         return found

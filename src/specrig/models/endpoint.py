@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -26,6 +26,9 @@ class Endpoint(Settings):
     """The server's address, e.g. `http://gpu1:8000`."""
     engine: str = "server"
     """The engine that sends requests to it: `server` for the OpenAI API, or an engine with its own API."""
+    endpoint: Literal["completions", "chat"] = "completions"
+    """Which of OpenAI's two APIs the engine `server` uses. `completions` sends token ids. `chat` sends the prompt as one
+    message of a user, and the server applies its own chat template."""
     model: str | None = None
     """The name it serves the model under; null: the first that it lists."""
     api_key_env: str | None = None

@@ -2,61 +2,57 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import hmac
 import ipaddress
 import os
-import sys
+import re
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
+import uvicorn
 from fastapi import Depends, FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
-from pydantic_core import from_json
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from specrig import __version__
-from specrig.services.client import KEY_ENV, ServiceError
+from specrig.http_client import ServerError
+from specrig.services.client import KEY_ENV
 
 MAX_BODY = 256 << 20
 """Largest request in bytes: a batch of drafts with the probabilities of a large vocabulary stays below."""
-BODY_S = 60.0
-"""Most seconds in which a request's body may arrive."""
 GONE = 499
 """The status, as nginx counts it, of a request whose client left; nobody reads it."""
+KINDS = {401: "authentication_error", 429: "rate_limit_error"}
+"""Status -> type of an error in OpenAI's API, where it is neither the request's fault nor the server's."""
 Sample = tuple[str, str, float]
 """(name, labels such as `position="0"` or "", value). A name that ends with `_total` is a counter, another a gauge."""
 
 
-class ServingError(ServiceError):
+class ServingError(ServerError):
     """A service that cannot be started with these options; the message names what and the fix."""
 
 
-class RefusedError(Exception):
+class RefusedError(HTTPException):
     """A request that is refused. fix: what the client can do; retry_s: when it may come again."""
 
     def __init__(
         self, status: int, what: str, fix: str, *, where: str | None = None, retry_s: int | None = None
     ) -> None:
-        super().__init__(what)
-        self.status, self.what, self.fix, self.where, self.retry_s = status, what, fix, where, retry_s
+        headers = {"Connection": "close"} if status == 413 else {}  # the rest of the body is not read
+        headers |= {} if retry_s is None else {"Retry-After": str(retry_s)}
+        super().__init__(status, f"{f'{where}: ' if where else ''}{what} → {fix}", headers)
+        self.where = where
 
-    def body(self) -> dict[str, Any]:
-        """The error in the form of OpenAI's API."""
-        other = "invalid_request_error" if self.status < 500 else "server_error"
-        kind = {401: "authentication_error", 429: "rate_limit_error"}.get(self.status, other)
-        prefix = f"{self.where}: " if self.where else ""
-        message = f"{prefix}{self.what} → {self.fix}"
-        return {"error": {"message": message, "type": kind, "param": self.where, "code": self.status}}
 
-    def response(self) -> Response:
-        """The same as a response."""
-        headers = {} if self.retry_s is None else {"Retry-After": str(self.retry_s)}
-        if self.status in (408, 413):  # the rest of the body is not read
-            headers["Connection"] = "close"
-        return JSONResponse(self.body(), self.status, headers)
+def error_body(error: HTTPException) -> dict[str, Any]:
+    """An error in the form of OpenAI's API."""
+    status = error.status_code
+    kind = KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
+    where = error.where if isinstance(error, RefusedError) else None
+    return {"error": {"message": error.detail, "type": kind, "param": where, "code": status}}
 
 
 def make_app(
@@ -84,32 +80,29 @@ def make_app(
         if not hmac.compare_digest(sent.encode(), f"Bearer {key}".encode()):
             raise RefusedError(401, "no valid key", f"send the header Authorization: Bearer <the service's {KEY_ENV}>")
 
+    async def refused(request: Request, error: Exception) -> Response:
+        if isinstance(error, ValidationError):
+            error = invalid(error)
+        assert isinstance(error, HTTPException)
+        if not isinstance(error, RefusedError):
+            what = f"{request.method} {request.url.path}: {error.detail}"
+            fix = f"this is specrig's {name} service; see its paths in docs/services.md"
+            error = RefusedError(error.status_code, what, fix)
+        return JSONResponse(error_body(error), error.status_code, error.headers)
+
+    async def gone(_: Request, __: Exception) -> Response:
+        return Response(status_code=GONE)
+
     app = FastAPI(
         title=f"specrig {name}",
         version=__version__,
         lifespan=lifespan,
         dependencies=[Depends(guard)],
+        exception_handlers={HTTPException: refused, ValidationError: refused, ClientDisconnect: gone},
         docs_url=None,  # the pages of its own load scripts from elsewhere
         redoc_url=None,
         openapi_url=None,
     )
-
-    @app.exception_handler(RefusedError)
-    async def refused(_: Request, error: RefusedError) -> Response:
-        return error.response()
-
-    @app.exception_handler(ClientDisconnect)
-    async def gone(request: Request, _: ClientDisconnect) -> Response:
-        client = request.client.host if request.client else "a client"
-        print(f"{client}: left before its request to {request.url.path} was whole", file=sys.stderr)
-        return Response(status_code=GONE)
-
-    @app.exception_handler(HTTPException)
-    async def no_such(request: Request, error: HTTPException) -> Response:
-        what = f"{request.method} {request.url.path}: {error.detail}"
-        return RefusedError(
-            error.status_code, what, f"this is specrig's {name} service; see its paths in docs/services.md"
-        ).response()
 
     @app.get("/health")
     async def health_page() -> dict[str, Any]:
@@ -126,6 +119,22 @@ def make_app(
     return app
 
 
+def invalid(error: ValidationError) -> RefusedError:
+    """The refusal of a body that is no request of its kind: it names one wrong field and what it may be."""
+    # A prompt may be of two kinds: what is wrong within the kind that was meant says more than that it is not the other.
+    issue = max(error.errors(), key=lambda issue: (not issue["type"].endswith("_type"), len(issue["loc"])))
+    where = ".".join(str(part) for part in issue["loc"] if not re.search(r"constrained|list\[|^str$", str(part)))
+    if issue["type"] == "extra_forbidden":
+        return RefusedError(422, "no such field here", "leave it out", where=where[:80])
+    if issue["type"] == "missing":
+        return RefusedError(422, "it is missing", "add it", where=where)
+    given = issue["input"]
+    value = repr(given[:80] if isinstance(given, str | bytes) else given)
+    value = value if len(value) <= 80 else value[:77] + "..."
+    allowed = re.sub(r"^\w+ should", "it should", issue["msg"].removeprefix("Value error, "))
+    return RefusedError(422, f"you gave {value}", allowed, where=where or "body")
+
+
 def prometheus_text(samples: Iterable[Sample]) -> str:
     """Prometheus' text format; samples of one name stand together."""
     lines, typed = [], set()
@@ -138,26 +147,13 @@ def prometheus_text(samples: Iterable[Sample]) -> str:
 
 
 async def body_of(request: Request, limit: int = MAX_BODY) -> bytes:
-    """A request's body. Raises RefusedError for one that is too long or takes too long, before it is read to its end."""
-    found = bytearray()
-    try:
-        async with asyncio.timeout(BODY_S):
-            async for chunk in request.stream():
-                found += chunk
-                if len(found) > limit:
-                    raise RefusedError(413, f"the request is longer than {limit >> 20} MiB", "send less at once")
-    except TimeoutError as error:
-        raise RefusedError(408, f"the body did not arrive in {BODY_S:g} s", "send it faster, or in parts") from error
-    return bytes(found)
-
-
-async def json_of(request: Request) -> Any:
-    """A request's body as JSON. Raises RefusedError."""
-    text = await body_of(request, 16 << 20)
-    try:
-        return from_json(text)  # Python's own would take halves of characters, which no answer could repeat
-    except ValueError as error:
-        raise RefusedError(422, f"not JSON ({str(error)[:200]})", "send a JSON object", where="body") from error
+    """A request's body. Raises RefusedError for one that is too long, before it is read to its end."""
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > limit:
+            raise RefusedError(413, f"the request is longer than {limit >> 20} MiB", "send less at once")
+    return bytes(body)
 
 
 def key_for(host: str) -> str | None:
@@ -177,10 +173,16 @@ def key_for(host: str) -> str | None:
     return key
 
 
+def server_of(app: FastAPI, host: str, port: int) -> uvicorn.Server:
+    """The server of an application, to be run. It says at the start where it listens."""
+    config = uvicorn.Config(
+        app, host, port, access_log=False, limit_concurrency=1000, timeout_keep_alive=75, timeout_graceful_shutdown=5
+    )
+    return uvicorn.Server(config)
+
+
 def serve(app: FastAPI, host: str, port: int) -> None:
     """Listen until the process gets a signal to end."""
-    from specrig.services.http_server import server_of
-
     server = server_of(app, host, port)
     with contextlib.suppress(KeyboardInterrupt):  # how a service is ended
         server.run()

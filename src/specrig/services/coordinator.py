@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 from specrig.decoding.loop import stop_at
 from specrig.decoding.sampling import Sampler
+from specrig.http_client import ServerError
 from specrig.services.app import Sample
 from specrig.services.batching import Batcher, FullError
-from specrig.services.client import RemoteSession, RowsClient, ServiceError
+from specrig.services.client import RemoteSession, RowsClient
 from specrig.services.protocol import RowOutput, RowRequest
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 8.0
@@ -34,12 +35,12 @@ class BatchedClient:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=client.url)
 
     async def run(self, session: RemoteSession, tokens: Sequence[int], **more: object) -> RowOutput:
-        """The output for a text, which is sent whole where the service does not hold it. Raises ServiceError."""
+        """The output for a text, which is sent whole where the service does not hold it. Raises ServerError."""
         for _ in range(3):
             output = await self.batcher.submit(session.request(tokens, **more))
             if session.update(tokens, output):
                 return output
-        raise ServiceError(f"{self.client.url}: it forgets texts at once: start it with more --sessions")
+        raise ServerError(f"{self.client.url}: it forgets texts at once: start it with more --sessions")
 
     async def _send(self, rows: list[RowRequest]) -> list[RowOutput]:
         ended, self.ended = self.ended, []
@@ -53,7 +54,7 @@ class DraftClient(BatchedClient):
     def __init__(
         self, client: RowsClient, batch: int, queue: int, *, check: Callable[[], int], half: bool = False
     ) -> None:
-        """check: the most tokens of a text that the service takes; raises ServiceError where no fitting draft service
+        """check: the most tokens of a text that the service takes; raises ServerError where no fitting draft service
         answers. It is called before the first rows, and after each failure.
         """
         super().__init__(client, batch, queue, half=half)
@@ -75,7 +76,7 @@ class DraftClient(BatchedClient):
             return None
         try:
             return await self.run(session, tokens, **more) if len(tokens) <= await self._room() else None
-        except (ServiceError, FullError):
+        except (ServerError, FullError):
             session.num_cached = 0
             return None
 
@@ -83,26 +84,26 @@ class DraftClient(BatchedClient):
         await self._room()  # it may have failed while these waited
         try:
             outputs = await super()._send(rows)
-        except ServiceError as error:
+        except ServerError as error:
             self._leave_alone(error)
             raise
         self._pause_s = 0.0
         return outputs
 
     async def _room(self) -> int:
-        """The most tokens of a text that the service takes. Raises ServiceError where it is left alone or has failed."""
+        """The most tokens of a text that the service takes. Raises ServerError where it is left alone or has failed."""
         async with self._checking:
             if not self.available:
-                raise ServiceError(f"{self.client.url}: it is left alone for a while")
+                raise ServerError(f"{self.client.url}: it is left alone for a while")
             if self._context is None:
                 try:
                     self._context = await asyncio.get_running_loop().run_in_executor(self._thread, self._check)
-                except ServiceError as error:
+                except ServerError as error:
                     self._leave_alone(error)
                     raise
             return self._context
 
-    def _leave_alone(self, error: ServiceError) -> None:
+    def _leave_alone(self, error: ServerError) -> None:
         """Note a failure: the service is not used for a while, and checked then."""
         if not self._pause_s:  # the first one since it last answered
             print(f"{error}; decoding goes on without drafts", file=sys.stderr, flush=True)
@@ -146,7 +147,7 @@ class Coordinator:
         self.accepted_at: Counter[int] = Counter()
 
     async def decode(self, request: DecodeRequest) -> AsyncIterator[list[int]]:
-        """The output's tokens as rounds emit them. Raises FullError where too many wait, ServiceError where the target
+        """The output's tokens as rounds emit them. Raises FullError where too many wait, ServerError where the target
         fails.
         """
         if self.waiting >= self.queue:

@@ -17,11 +17,12 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
+from specrig.http_client import ServerError
 from specrig.models import hub
 from specrig.models.chat_template import ChatTemplateError, of_tokenizer, prompt_ids
-from specrig.services.app import RefusedError, Sample, ServingError, json_of, key_for, make_app, serve
+from specrig.services.app import RefusedError, Sample, ServingError, body_of, error_body, key_for, make_app, serve
 from specrig.services.batching import FullError
-from specrig.services.client import RowsClient, ServiceError, StatusError
+from specrig.services.client import RowsClient
 from specrig.services.coordinator import BatchedClient, Coordinator, DecodeRequest, DraftClient
 from specrig.services.openai import (
     ChatCompletionRequest,
@@ -29,7 +30,6 @@ from specrig.services.openai import (
     Detokenizer,
     GenerationRequest,
     ResponseBuilder,
-    read,
 )
 from specrig.services.protocol import MAX_DRAFT_TOKENS
 
@@ -38,6 +38,7 @@ START_S, DRAFT_START_S = 600.0, 20.0
 draft it can.
 """
 DRAFT_BATCH = 32
+MAX_BODY = 16 << 20
 MOST_CHARACTERS = 64
 """Characters of a prompt for each token of the context, where the vocabulary has no longer token."""
 
@@ -68,7 +69,7 @@ def serve_coordinator(settings: CoordinatorSettings, host: str, port: int) -> No
             _fitting(draft, about, DRAFT_START_S)
         except ServingError:
             raise
-        except ServiceError as error:
+        except ServerError as error:
             print(f"{error}: until it answers, everything is decoded without drafts", file=sys.stderr)
     model = settings.tokenizer or about["model"]
     tokenizer = hub.tokenizer(model, None if settings.tokenizer else about["revision"])
@@ -133,14 +134,14 @@ def coordinator_app(made: Callable[[], Coordinator], tokenizer: Any, model: str,
 
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
-        body = read(CompletionRequest, await json_of(request))
+        body = CompletionRequest.model_validate_json(await body_of(request, MAX_BODY))
         check_length(len(body.prompt) if isinstance(body.prompt, str) else 0)
         prompt = prompt_ids(tokenizer, body.prompt) if isinstance(body.prompt, str) else body.prompt
         return await respond(body, prompt, body.max_tokens)
 
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
-        body = read(ChatCompletionRequest, await json_of(request))
+        body = ChatCompletionRequest.model_validate_json(await body_of(request, MAX_BODY))
         if not template.text:
             fix = "send it to /v1/completions, or serve an instruction-tuned model"
             raise RefusedError(422, f"the tokenizer of {model} has no chat template", fix, where="messages")
@@ -182,8 +183,8 @@ def coordinator_app(made: Callable[[], Coordinator], tokenizer: Any, model: str,
             first = await anext(rounds)  # whatever refuses a request does so before the first token
         except FullError as error:
             raise RefusedError(429, str(error), "come again later", retry_s=1) from error
-        except ServiceError as error:
-            raise RefusedError(503, str(error), "see that the target service runs", retry_s=2) from error
+        except ServerError as error:
+            raise _target_failed(error) from error
         if body.stream:
             return StreamingResponse(
                 _events(coordinator, rounds, first, response, tokenizer, max_tokens), media_type="text/event-stream"
@@ -192,12 +193,16 @@ def coordinator_app(made: Callable[[], Coordinator], tokenizer: Any, model: str,
         try:
             async for more in rounds:
                 tokens += more
-        except ServiceError as error:
-            raise RefusedError(503, str(error), "see that the target service runs", retry_s=2) from error
+        except ServerError as error:
+            raise _target_failed(error) from error
         text = Detokenizer(tokenizer).add(tokens, last=True)
         return JSONResponse(response.whole(text, tokens, _finish(coordinator, tokens)))
 
     return app
+
+
+def _target_failed(error: ServerError) -> RefusedError:
+    return RefusedError(503, str(error), "see that the target service runs", retry_s=2)
 
 
 def _finish(coordinator: Coordinator, tokens: list[int]) -> str:
@@ -224,8 +229,8 @@ async def _events(
             if over:
                 break
             tokens = await anext(rounds)
-    except ServiceError as error:
-        yield _line(RefusedError(503, str(error), "see that the target service runs").body())
+    except ServerError as error:
+        yield _line(error_body(_target_failed(error)))
         return
     finally:
         await rounds.aclose()  # type: ignore[attr-defined]
@@ -241,21 +246,23 @@ def _line(event: dict[str, Any]) -> str:
 def _expect(client: RowsClient, kind: str, within_s: float) -> dict[str, Any]:
     """What a service says of itself, once it has loaded.
 
-    Raises ServiceError where none answers in time, ServingError where another kind of service does.
+    Raises ServerError where none answers in time, ServingError where another kind of service does, or one that wants
+    another key.
     """
     deadline, announced = time.monotonic() + within_s, False
     while True:
         try:
-            about: dict[str, Any] = json.loads(client.post("/health", None, method="GET"))
+            about: dict[str, Any] = client.http.get("/health").json()
+            client.http.get("/version")  # unlike `/health` it needs the key, as requests do
             break
-        except ServiceError as error:
-            if isinstance(error, StatusError) and error.status < 500:  # a wrong key or another program: no use to wait
+        except ServerError as error:
+            if error.status is not None and error.status < 500:  # a wrong key or another program: no use to wait
                 raise ServingError(f"--{kind}: {error}") from error
             if within_s and not announced:
                 print(f"Waiting up to {within_s:g} s for the {kind} service at {client.url}", file=sys.stderr)
             announced = True
             if time.monotonic() >= deadline:
-                raise ServiceError(f"--{kind}: {error}; start it with `specrig serve {kind} MODEL`") from error
+                raise ServerError(f"--{kind}: {error}; start it with `specrig serve {kind} MODEL`") from error
             time.sleep(0.25)
         except ValueError as error:
             raise ServingError(f"--{kind} {client.url}: what answers there is no service of specrig") from error
@@ -263,15 +270,11 @@ def _expect(client: RowsClient, kind: str, within_s: float) -> dict[str, Any]:
         raise ServingError(
             f"--{kind} {client.url}: a {about.get('service', 'foreign')} service answers there, not a {kind} service"
         )
-    try:
-        client.post("/version", None, method="GET")
-    except StatusError as error:  # unlike the service's health this needs the key, as requests do
-        raise ServingError(f"--{kind}: {error}") from error
     return about
 
 
 def _fitting(client: RowsClient, target: dict[str, Any], within_s: float) -> int:
-    """The most tokens of a text that the draft service takes. Raises ServiceError where none answers, ServingError where
+    """The most tokens of a text that the draft service takes. Raises ServerError where none answers, ServingError where
     one answers that does not fit the target.
     """
     draft = _expect(client, "draft", within_s)

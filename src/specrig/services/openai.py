@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import re
 import secrets
 import time
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from specrig.decoding.types import Temperature
-from specrig.services.app import RefusedError
 from specrig.services.protocol import MAX_DRAFT_TOKENS
-
-Kind = TypeVar("Kind", bound="GenerationRequest")
 
 
 class StreamOptions(BaseModel):
@@ -68,33 +64,6 @@ class ChatCompletionRequest(GenerationRequest):
     messages: list[ChatMessage] = Field(min_length=1)
     max_tokens: int = Field(256, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
-
-
-def read(kind: type[Kind], body: Any) -> Kind:
-    """The request. Raises RefusedError, which names the first wrong field and what it may be."""
-    if not isinstance(body, dict):
-        raise RefusedError(422, f"a {type(body).__name__}, not an object", "send a JSON object", where="body")
-    try:
-        return kind.model_validate(body)
-    except ValidationError as error:
-        # A prompt may be of two kinds: what is wrong with it as the kind that was not meant is no news.
-        is_list, issues = isinstance(body.get("prompt"), list), error.errors()
-        fitting = [
-            issue
-            for issue in issues
-            if issue["loc"][0] != "prompt" or ("list" in str(issue["loc"][1:2])) == is_list or not issue["loc"][1:]
-        ]
-        issue = (fitting or issues)[0]
-        where = ".".join(str(part) for part in issue["loc"] if not re.search(r"constrained|list\[|^str$", str(part)))
-        if issue["type"] == "extra_forbidden":
-            known = f"; fields are {', '.join(sorted(kind.model_fields))}" if len(issue["loc"]) == 1 else ""
-            raise RefusedError(422, "no such field here", f"leave it out{known}", where=where) from error
-        if issue["type"] == "missing":
-            raise RefusedError(422, "it is missing", "add it", where=where) from error
-        value = repr(issue["input"])
-        value = value if len(value) <= 80 else value[:77] + "..."
-        allowed = re.sub(r"^\w+ should", "it should", issue["msg"].removeprefix("Value error, "))
-        raise RefusedError(422, f"you gave {value}", allowed, where=where) from error
 
 
 class Detokenizer:

@@ -11,6 +11,7 @@ import re
 from collections import Counter
 
 from specrig.decoding.types import Counts
+from specrig.http_client import Client
 
 SAMPLE = re.compile(r"^(?:\w+:)?(\w+?)(?:_total)?(?:\{(.*)\})?\s+([0-9.eE+-]+)(?:\s+\d+)?$")
 POSITION = re.compile(r'\bpos(?:ition)?="(\d+)"')
@@ -22,6 +23,12 @@ GENERATED = "generation_tokens"
 
 Counters = Counter[tuple[str, int]]
 """(name, position or -1) -> value."""
+
+
+def read(client: Client) -> Counters:
+    """What a server's `/metrics` page has counted; empty where there is no such page."""
+    page = client.get_or_none("/metrics")
+    return parse(page.text) if page is not None else Counter()
 
 
 def parse(text: str) -> Counters:

@@ -19,9 +19,10 @@ import psutil
 
 from specrig.cell import Cell
 from specrig.engines.base import EngineError
-from specrig.engines.http.client import Client, HttpEngine
-from specrig.engines.http.counters import Counters
+from specrig.engines.http import counters
+from specrig.engines.http.client import HttpEngine
 from specrig.engines.logs import EngineLog
+from specrig.http_client import Client
 from specrig.models.pair import PairFiles
 
 READY_S = 1200.0
@@ -128,9 +129,9 @@ class LaunchingEngine(HttpEngine):
     def _server(self, cell: Cell) -> tuple[ServerProcess, Client]:
         """The server that runs a cell, with its client."""
 
-    def counters(self, cell: Cell) -> Counters:
+    def counters(self, cell: Cell) -> counters.Counters:
         """See `HttpEngine`."""
-        return self._server(cell)[1].counters()
+        return counters.read(self._server(cell)[1])
 
     def ended(self, cell: Cell, within_s: float = 0.2) -> str:
         """See `HttpEngine`."""

@@ -11,7 +11,7 @@ from specrig.engines.base import EngineError
 from specrig.engines.http.launch import ServerProcess, free_port
 from specrig.models.pair import PairFiles
 from specrig.runtime.types import Passes, add_passes
-from specrig.services.client import RemoteSession, RowsClient, ServiceError
+from specrig.services.client import RemoteSession, RowsClient
 from specrig.services.protocol import RowOutput, distributions
 
 CONTEXT_STEP = 512
@@ -59,7 +59,7 @@ class DraftProcess:
 class RemoteDraft:
     """`decoding.types.RemoteModel` over HTTP. latency_s: seconds that are added to each round trip.
 
-    A service that fails raises EngineError: without its draft the method would be another method.
+    A service that fails raises ServerError: without its draft the method would be another method.
     """
 
     def __init__(self, url: str, *, latency_s: float, half: bool) -> None:
@@ -119,10 +119,7 @@ class RemoteDraft:
             if self.latency_s:
                 time.sleep(self.latency_s)
             requests = [self._sessions[number].request(rows[number], **fields[number]) for number in waiting]
-            try:
-                outputs, passes = self.client.run(requests, half=self.half, ended=self._ended)
-            except ServiceError as error:
-                raise EngineError(str(error)) from error
+            outputs, passes = self.client.run(requests, half=self.half, ended=self._ended)
             self._ended = []
             add_passes(self._passes, passes)
             for number, output in zip(waiting, outputs, strict=True):

@@ -22,9 +22,10 @@ from specrig.cell import Cell, digest
 from specrig.decoding.types import Counts
 from specrig.engines.base import EngineError, foreign, lacks, not_a_chain
 from specrig.engines.http import counters
-from specrig.engines.http.client import Client, Completion
+from specrig.engines.http.client import Completion
 from specrig.engines.http.launch import LaunchingEngine, ServerProcess, free_port
 from specrig.engines.llamacpp import serve
+from specrig.http_client import Client
 from specrig.models import gate, gguf, hub, needs, to_gguf
 from specrig.models.pair import PairFiles
 from specrig.models.weights import weights_of
@@ -161,10 +162,10 @@ class LlamaCpp(LaunchingEngine):
         """See `HttpEngine`. Nothing is streamed: the times are the server's own."""
         server, client = self._servers[self._key]
         body = self._body(cell, prompt, max_new_tokens, seed)
-        before = client.counters() if alone else None
+        before = counters.read(client) if alone else None
         # All of the batch is silent until it is done: a second more for each token, so that a slow model is not hung.
         response = client.post("/completion", body, more_s=max_new_tokens * cell.batch_size)
-        after = client.counters() if alone else None
+        after = counters.read(client) if alone else None
         try:
             self._peak_mb = psutil.Process(server.process.pid).memory_info().rss / 2**20
         except psutil.Error as error:
@@ -183,12 +184,14 @@ class LlamaCpp(LaunchingEngine):
         """See `HttpEngine`."""
         client, reply, last = self._servers[self._key][1], Completion(), {}
         body = self._body(cell, prompt, max_new_tokens, seed) | {"stream": True}
-        for seconds, event in client.stream("/completion", body, is_last=lambda event: bool(event.get("stop"))):
+        for seconds, event in client.stream("/completion", body):
             reply.tokens += event.get("tokens", [])
             if (last := event).get("stop_type") == "word":
                 reply.stop = "eos"
                 reply.tokens += [token for token in self.eos if to_gguf.token(token) == event["stopping_word"]]
             reply.note_arrival(seconds)
+        if not last.get("stop"):
+            raise EngineError(f"{client.url}: the stream ended before the answer did; has the server died?")
         if last.get("tokens_predicted") != len(reply.tokens):
             raise EngineError(
                 f"{client.url}: it says {last.get('tokens_predicted')} tokens, its stream {len(reply.tokens)}"
