@@ -11,8 +11,8 @@ from models import Lab
 from specrig.decoding.drafters import registry
 from specrig.decoding.loop import generate
 from specrig.decoding.types import Context, Draft, Drafter, Generation, MethodOptions, Round, Verdict
+from specrig.measurement.recording import as_runs
 from specrig.measurement.records import Rounds
-from specrig.measurement.runner import as_run
 
 METHODS = sorted(registry())
 DRAFTING = sorted(set(METHODS) - {"autoregressive", "naive_batching"})
@@ -72,6 +72,8 @@ def test_rounds_are_those_that_happened_in_their_order(lab: Lab) -> None:
         # 1 + 5 + 5 + 5 = 16
         Round(4, 4, 4, 4, cut=True),
     ]
+    recorded = as_runs(found, None)
+    assert recorded[0].repeats[0].tokens == 3 * 19
     for row, (plan, last) in enumerate(zip(plans, ends, strict=True)):
         whole = len(found[row].rounds) - 1
         assert found[row].rounds == [*(Round(4, 4, accepted, accepted + 1) for accepted in plan[:whole]), last]
@@ -80,11 +82,12 @@ def test_rounds_are_those_that_happened_in_their_order(lab: Lab) -> None:
         assert found[row].overlap == sum(judged)
         assert found[row].reached == sum(min(accepted + 1, 4) for accepted in judged)
         assert (len(found[row].tokens), found[row].stop) == (20, "length")
+        assert len(found[row].round_s) == 8 and sum(found[row].round_s) == pytest.approx(found[row].decode_s)
         counts = [*plan[:whole], last.accepted]
         emitted = [*(accepted + 1 for accepted in plan[:whole]), last.emitted]
         offered = [4] * len(counts)
         expected = Rounds(drafted=offered, depth=offered, accepted=counts, emitted=emitted, cut=True)
-        assert as_run(found[row]).rounds == expected, "and so they are recorded"
+        assert recorded[row].rounds == expected, "and so they are recorded"
 
 
 def test_an_end_of_sequence_within_a_path_cuts_its_round(lab: Lab) -> None:

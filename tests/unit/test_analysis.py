@@ -27,11 +27,15 @@ def run(tokens: int, decode_s: float, rounds: Rounds | None = None, **more: obje
     return Run(tokens=list(range(tokens)), stop="length", rounds=rounds or Rounds(), decode_s=decode_s, **values)
 
 
-def record(method: Run, baseline: Run, group: int = 0, repeat: int = 0, cell: Cell = CELL, row: int = 0) -> Record:
+def record(method: Run, baseline: Run, group: int = 0, cell: Cell = CELL, row: int = 0) -> Record:
     return Record(
-        cell=cell, digest="d", prompt_id=f"{group}.{row}", group=group, repeat=repeat, seed=0, prompt_tokens=5,
+        cell=cell, digest="d", prompt_id=f"{group}.{row}", group=group, seed=0, prompt_tokens=5,
         text="", baseline_text="", run=method, baseline=baseline,
     )  # fmt: skip
+
+
+def ends(times: speedup.Times) -> statistics.Interval:
+    return statistics.interval(speedup.log_speedup(times), scale=np.exp)
 
 
 # Three rounds of k = 3: all accepted and a bonus; one accepted and a correction; cut by the limit after one token.
@@ -68,7 +72,7 @@ def test_nothing_drafted_is_undefined_not_zero() -> None:
     assert math.isnan(acceptance.acceptance_rate(records))
     assert math.isnan(acceptance.alpha(records))
     assert acceptance.acceptance_length(records) == 1.0
-    assert all(map(math.isnan, acceptance.acceptance_rate_interval(records)))
+    assert all(map(math.isnan, statistics.interval(acceptance.acceptance_rate_estimate(records))))
     assert acceptance.positions(records).empty
 
 
@@ -84,11 +88,11 @@ def test_speedup_leaves_out_the_first_token_and_pairs_by_prompt() -> None:
     slow = record(run(9, 8.0), run(5, 2.0), group=1)  # 1.0 s a token against 0.5: 0.5x
     times = speedup.group_times([fast, slow])
     assert speedup.speedup(times) == pytest.approx(1.0)
-    assert all(map(math.isnan, speedup.speedup_interval(times))), "two units give no interval"
+    assert all(map(math.isnan, ends(times))), "two units give no interval"
     three = speedup.group_times([fast, slow, record(run(5, 2.0), run(5, 2.0), group=2)])
     # log 2 either way and 0: mean 0, standard error log 2 / √3, and t(0.975) = 4.30265 with two degrees of freedom.
     reach = 4.30265 / math.sqrt(3)
-    assert speedup.speedup_interval(three) == pytest.approx((2**-reach, 2**reach), rel=1e-4)
+    assert ends(three) == pytest.approx((2**-reach, 2**reach), rel=1e-4)
     assert speedup.tokens_per_s(times) == pytest.approx((4 + 8) / 9)
     assert speedup.tokens_per_s(times, "baseline_") == pytest.approx(8 / 4)
     assert speedup.ms_per_token(times) == pytest.approx(9000 / 12)
@@ -97,15 +101,6 @@ def test_speedup_leaves_out_the_first_token_and_pairs_by_prompt() -> None:
 def test_end_to_end_counts_prefill_and_every_token() -> None:
     times = speedup.group_times([record(run(10, 0.8, prefill_s=0.2), run(5, 1.0, prefill_s=0.5))])
     assert speedup.speedup(times, "end_to_end") == pytest.approx((1.5 / 5) / (1.0 / 10))
-
-
-def test_repeats_are_one_unit() -> None:
-    """Mean of logs within a prompt: a prompt measured thrice weighs no more than one measured once."""
-    often = [record(run(5, 1.0), run(5, 4.0), group=0, repeat=repeat) for repeat in range(3)]
-    once = record(run(5, 1.0), run(5, 1.0), group=1)
-    times = speedup.group_times([*often, once])
-    assert speedup.speedup(times) == pytest.approx(2.0)
-    assert len(speedup.log_speedups(times)) == 2
 
 
 def test_batch_times_count_once_for_all_rows() -> None:
@@ -121,7 +116,7 @@ def test_a_prompt_that_decodes_nothing_has_no_ratio() -> None:
     ended = record(run(1, 0.0), run(1, 0.0), group=0)
     times = speedup.group_times([ended, record(run(5, 1.0), run(5, 3.0), group=1)])
     assert speedup.speedup(times) == pytest.approx(3.0)
-    assert all(map(math.isnan, speedup.speedup_interval(times)))  # one prompt is no spread
+    assert all(map(math.isnan, ends(times)))  # one prompt is no spread
     assert math.isnan(speedup.speedup(speedup.group_times([ended])))
 
 
@@ -195,32 +190,9 @@ def test_simulated_process_agrees_with_leviathan(alpha: float, k: int, seed: int
     assert acceptance.alpha(records) == pytest.approx(alpha)
 
 
-@settings(max_examples=30)
-@given(st.lists(st.floats(0.2, 5.0), min_size=3, max_size=12))
-def test_an_interval_holds_the_mean_and_never_falls_short_of_students(ratios: list[float]) -> None:
-    logs = np.log(ratios)
-    low, high = statistics.mean_interval(logs)
-    reach = scipy.stats.t.isf(0.025, len(logs) - 1) * logs.std(ddof=1) / math.sqrt(len(logs))
-    assert low <= logs.mean() - reach + 1e-9 and logs.mean() + reach - 1e-9 <= high
-    assert statistics.mean_interval(-logs) == pytest.approx((-high, -low))
-
-
-def test_symmetric_units_have_students_interval() -> None:
-    """1 … 5: mean 3, standard error sqrt(2.5 / 5), t(0.975) = 2.7764 with 4 degrees of freedom, no skewness."""
-    assert statistics.mean_interval([1, 2, 3, 4, 5]) == pytest.approx(
-        (3 - 2.7764 * math.sqrt(0.5), 3 + 2.7764 * math.sqrt(0.5)), rel=1e-4
-    )
-
-
-def test_a_long_tail_stretches_its_own_side() -> None:
-    low, high = statistics.mean_interval([1, 1.1, 1.2, 1.3, 1.4, 4])
-    mean = np.mean([1, 1.1, 1.2, 1.3, 1.4, 4])
-    assert high - mean > 1.5 * (mean - low)
-
-
 def test_a_mean_over_tasks_has_the_degrees_of_freedom_of_welch() -> None:
     """By hand: variances 1/3 and 4/3 of the means of three; (5/3)² / ((1/9 + 16/9) / 2) = 50/17."""
-    found = statistics.average([statistics.mean([-1.0, 0.0, 1.0]), statistics.mean([-2.0, 0.0, 2.0])])
+    found = statistics.weighted([statistics.mean([-1.0, 0.0, 1.0]), statistics.mean([-2.0, 0.0, 2.0])])
     assert (found.value, found.variance, found.freedom) == pytest.approx((0, 5 / 12, 50 / 17))
 
     def over_strata(*strata: list[float]) -> statistics.Interval:
@@ -232,27 +204,13 @@ def test_a_mean_over_tasks_has_the_degrees_of_freedom_of_welch() -> None:
 
 
 def test_a_ratio_of_sums_by_hand() -> None:
-    """Equal denominators make it a mean; units without one say nothing; one unit that holds nearly all leaves a single
-    degree of freedom.
-    """
+    """Equal denominators make it a mean; units without one say nothing."""
     assert statistics.ratio_interval([3, 5, 7], [2, 2, 2]) == pytest.approx(statistics.mean_interval([1.5, 2.5, 3.5]))
     assert statistics.ratio_interval([3, 5, 7, 0], [2, 2, 2, 0]) == pytest.approx(
         statistics.mean_interval([1.5, 2.5, 3.5])
     )
-    assert statistics.ratio([3, 5, 7], [2, 2, 2]).freedom == pytest.approx(2)
-    assert statistics.ratio([300, 5, 7], [200, 2, 2]).freedom < 1.1
     assert np.isnan(statistics.ratio_interval([3, 0], [2, 0])).all()
     assert np.isnan(statistics.ratio_interval([0, 0], [0, 0])).all()
-
-
-def test_degrees_of_freedom_of_unequal_weights_are_bell_and_mccaffreys() -> None:
-    """The closed form against the matrix that it is of."""
-    below = np.array([1.0, 2.0, 5.0, 9.0])
-    weights = below / below.sum()
-    centre = np.eye(4) - np.outer(np.ones(4), weights)
-    form = centre.T @ np.diag(weights**2 / (1 - weights)) @ centre
-    expected = np.trace(form) ** 2 / np.trace(form @ form)
-    assert statistics.ratio([1.0, 3.0, 4.0, 10.0], below).freedom == pytest.approx(expected)
 
 
 def test_the_jackknife_of_a_mean_is_the_mean() -> None:
@@ -264,10 +222,7 @@ def test_the_jackknife_of_a_mean_is_the_mean() -> None:
 def test_the_interval_of_a_mean_of_ratios() -> None:
     """Alike units have no spread; one unit says nothing, and two of a single stratum next to nothing."""
     assert statistics.stratified_ratio_interval([[(6.0, 3.0)] * 4, [(4.0, 1.0)] * 2]) == (3.0, 3.0)
-    low, high = statistics.stratified_ratio_interval([[(1.0, 1.0), (9.0, 1.0)], [(2.0, 1.0)] * 2])
-    # 5 ± 12.7062 · 4 in one stratum, 2 in the other; mean over both.
     assert all(np.isnan(statistics.stratified_ratio_interval([[(1.0, 1.0), (9.0, 1.0)]]))), "n = 2"
-    assert (low, high) == pytest.approx((3.5 - 12.7062 * 2, 3.5 + 12.7062 * 2), rel=1e-4)
     assert all(np.isnan(statistics.stratified_ratio_interval([[(1.0, 1.0)], [(2.0, 1.0)] * 2])))
 
 
@@ -302,10 +257,10 @@ def test_repeated_ngrams() -> None:
 def test_cells_table_columns_and_values() -> None:
     first = CELL.model_copy(update={"task": "code", "k": 4})
     other = first.model_copy(update={"k": 0, "method": "autoregressive"})
-    frame = cells_table([*cell_records(first, alpha=0.7, repeats=2), *cell_records(other, alpha=0.0)])
+    frame = cells_table([*cell_records(first, alpha=0.7), *cell_records(other, alpha=0.0)])
     assert list(frame.columns[: len(COLUMNS)]) == COLUMNS
     drafted, plain = (row for _, row in frame.iterrows())
-    assert (drafted["prompts"], drafted["repeats"], drafted["tokens"]) == (6, 2, 6 * 2 * 64)
+    assert (drafted["prompts"], drafted["repeats"], drafted["tokens"]) == (6, 2, 6 * 64)
     assert drafted["speedup_low"] < drafted["speedup"] < drafted["speedup_high"]
     assert drafted["draft_cost"] == pytest.approx(5e-4 / 6e-3, rel=0.05)
     assert 0.9 < drafted["efficiency"] < 1.1

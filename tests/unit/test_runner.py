@@ -10,10 +10,9 @@ import pytest
 import yaml
 
 from specrig.cell import Cell
-from specrig.decoding.types import Drafter
+from specrig.decoding.types import Drafter, Generation
 from specrig.engines.native import Native
-from specrig.measurement.blocks import MOST, baseline_of, blocks, seed_of
-from specrig.measurement.machine_state import MachineState
+from specrig.measurement.blocks import MOST, WARMUP_TOKENS, baseline_of, blocks, seed_of
 from specrig.measurement.records import Record, read_records
 from specrig.measurement.runner import measure
 from specrig.study.load import load_study
@@ -48,10 +47,8 @@ def test_methods_share_a_block_and_many_cells_are_parted_evenly() -> None:
 
 
 def test_a_prompts_seed_depends_on_the_prompt_not_on_the_method() -> None:
-    assert seed_of(0, "t", "a", 0) == seed_of(0, "t", "a", 0)
-    assert (
-        len({seed_of(0, "t", "a", 0), seed_of(0, "t", "b", 0), seed_of(0, "t", "a", 1), seed_of(1, "t", "a", 0)}) == 4
-    )
+    assert seed_of(0, "t", "a") == seed_of(0, "t", "a")
+    assert len({seed_of(0, "t", "a"), seed_of(0, "t", "b"), seed_of(1, "t", "a")}) == 3
 
 
 def records_of(study: Study, method: str) -> list[Record]:
@@ -61,8 +58,7 @@ def records_of(study: Study, method: str) -> list[Record]:
 
 
 def test_methods_measured_together_share_the_baselines_runs_and_nothing_else(letters: Path) -> None:
-    # On a busy machine cells would be measured again, and their baselines with them.
-    study = load_study(yaml.safe_load(letters.read_text()) | {"remeasure": {"times": 0}})
+    study = load_study(letters)
     assert study.grid.jobs == {("native", "tiny", "together"): ["draft_model", "ngram", "suffix"]}
     measure(study, "native", "tiny", ["draft_model", "ngram", "suffix"])
     together = {method: records_of(study, method) for method in ("draft_model", "ngram", "suffix")}
@@ -71,9 +67,7 @@ def test_methods_measured_together_share_the_baselines_runs_and_nothing_else(let
     for record in (record for records in together.values() for record in records):
         assert len(record.ends or []) == len(record.run.tokens) and record.ends == sorted(record.ends or [])
         assert (record.ends or [0])[-1] == len(record.text) > 0
-    alone = load_study(
-        yaml.safe_load(letters.read_text()) | {"study": "alone", "jobs": "method", "remeasure": {"times": 0}}
-    )
+    alone = load_study(yaml.safe_load(letters.read_text()) | {"study": "alone", "jobs": "method"})
     assert len(alone.grid.jobs) == 3
     for method, records in together.items():
         measure(alone, "native", "tiny", [method])
@@ -111,19 +105,134 @@ def test_what_a_method_loads_is_loaded_before_its_first_generation_is_measured(
 ) -> None:
     study = load_study(yaml.safe_load(letters.read_text()) | {"warmup": 0})
     events: list[str] = []
-    drafter_of, begin = Native._drafter, MachineState.begin
+    drafter_of, reset = Native._drafter, Native.reset_peak_memory
 
     def noted(engine: Native, cell: Cell, key: str) -> Drafter:
         if key not in engine._drafters:
             events.append("loaded")
         return drafter_of(engine, cell, key)
 
-    def begun(machine: MachineState) -> Any:
+    def begun(engine: Native) -> None:
         events.append("begun")
-        return begin(machine)
+        reset(engine)
 
     monkeypatch.setattr(Native, "_drafter", noted)
-    monkeypatch.setattr(MachineState, "begin", begun)
+    monkeypatch.setattr(Native, "reset_peak_memory", begun)
     measure(study, "native", "tiny", ["ngram"])
     # Each of the two, plain decoding and the method, is loaded, then measured.
     assert events[:4] == ["loaded", "begun", "loaded", "begun"] and events.count("loaded") == 2
+
+
+class Watched:
+    """The cells and lengths of the generations of the native engine that record; it can end the process in one."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **patches: object) -> None:
+        self.ran: list[tuple[str, int]] = []
+        self.fault: tuple[str, int, type[BaseException]] | None = None
+        generate = Native.generate
+
+        def watched(engine: Native, cell: Cell, prompts: list[list[int]], **keys: Any) -> list[Generation]:
+            if keys["max_new_tokens"] > WARMUP_TOKENS:
+                name = f"{cell.method}-k{cell.k}"
+                self.ran.append((name, len(prompts[0])))
+                if self.fault and (name, self.names.count(name)) == self.fault[:2]:
+                    raise self.fault[2]
+            return generate(engine, cell, prompts, **keys)
+
+        monkeypatch.setattr(Native, "generate", watched)
+        for name, value in patches.items():
+            monkeypatch.setattr(Native, name, value)
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name, _ in self.ran]
+
+
+def repeated(letters: Path, least: int, most: int, **keys: object) -> Study:
+    repeats = {"least": least, "most": most, "agree": 1e-6}
+    return load_study(yaml.safe_load(letters.read_text()) | {"repeats": repeats, "max_new_tokens": 24, **keys})
+
+
+LENGTHS = [16, 19, 14]
+"""Tokens of the three prompts."""
+
+
+def test_prompts_are_repeated_in_turn_until_their_times_settle(letters: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(monkeypatch)
+    measure(repeated(letters, 2, 4), "native", "tiny", ["ngram"])
+    both = ["autoregressive-k0", "ngram-k3"]
+    in_turn = [[*both], both[::-1], [*both]], [both[::-1], [*both], both[::-1]]  # who goes first rotates
+    for repeat, order in enumerate(in_turn):
+        expected = [(name, length) for names, length in zip(order, LENGTHS, strict=True) for name in names]
+        assert watched.ran[6 * repeat : 6 * repeat + 6] == expected, "the whole once, then the whole again"
+    records = records_of(repeated(letters, 2, 4), "ngram")
+    for run in (run for record in records for run in (record.run, record.baseline)):
+        assert 2 <= len(run.repeats) <= 4 and (run.settled or len(run.repeats) == 4)
+        assert run.timing == "rounds" and all(len(each.round_s) == len(run.rounds.emitted) for each in run.repeats)
+        assert run.decode_s == pytest.approx(sum(map(min, zip(*(each.round_s for each in run.repeats), strict=True))))
+    counts = [len(run.repeats) for record in records for run in (record.run, record.baseline)]
+    assert sum(counts) == len(watched.ran), "only what is not settled goes on"
+
+
+def test_a_killed_job_keeps_its_repeats_and_its_finished_cells(letters: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = repeated(letters, 2, 2)
+    watched = Watched(monkeypatch)
+    watched.fault = "ngram-k3", 5, KeyboardInterrupt  # in the second repeat
+    with pytest.raises(KeyboardInterrupt):
+        measure(study, "native", "tiny", ["ngram"])
+    folder = study.root / "records/native/tiny/ngram"
+    assert [path.name for path in folder.glob("parts/*")] == ["own-k3-t0-b1.json"]
+    assert not [*folder.glob("*.jsonl")], "a cell is written whole or not at all"
+    again = Watched(monkeypatch)
+    measure(study, "native", "tiny", ["ngram"])
+    assert len(again.ran) == 6, "the first repeat counts"
+    assert {len(record.run.repeats) for record in records_of(study, "ngram")} == {2}
+    assert not (folder / "parts").exists()
+
+
+def test_an_engine_that_cannot_alternate_runs_the_baseline_before_and_after(
+    letters: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = repeated(letters, 2, 2)
+    watched = Watched(monkeypatch, paired=False)
+    measure(study, "native", "tiny", ["draft_model"])
+    baseline, methods = ["autoregressive-k0"] * 3, [name for k in (2, 3) for name in [f"draft_model-k{k}"] * 6]
+    assert watched.names == [*baseline, *methods, *baseline]
+    for record in records_of(study, "draft_model"):
+        assert len(record.run.repeats) == len(record.baseline.repeats) == 2
+
+
+def test_a_baseline_that_fails_afterwards_leaves_its_cells_what_they_ran(
+    letters: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = repeated(letters, 2, 2)
+    watched = Watched(monkeypatch, paired=False)
+    watched.fault = "autoregressive-k0", 4, RuntimeError
+    measure(study, "native", "tiny", ["ngram"])
+    folder = study.root / "records/native/tiny/ngram"
+    failed = json.loads((folder / "index.json").read_text())["failed"]
+    assert "the baseline failed: RuntimeError" in failed["own-k3-t0-b1"]
+    again = Watched(monkeypatch)
+    measure(study, "native", "tiny", ["ngram"])
+    assert again.names == ["autoregressive-k0"] * 3 and len(records_of(study, "ngram")) == 3
+
+
+def test_a_failed_cell_leaves_the_others(letters: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = repeated(letters, 2, 2)
+    watched = Watched(monkeypatch)
+    watched.fault = "draft_model-k2", 4, RuntimeError
+    measure(study, "native", "tiny", ["draft_model"])
+    folder = study.root / "records/native/tiny/draft_model"
+    index = json.loads((folder / "index.json").read_text())
+    assert [*index["failed"]] == ["own-k2-t0-b1"] and [*index["cells"]] == ["own-k3-t0-b1"]
+    assert not (folder / "parts").exists()
+
+
+def test_a_size_chosen_by_timing_is_chosen_once_and_recorded(letters: Path) -> None:
+    methods = [{"method": "token_recycling", "k": 3, "nodes": "auto"}, {"method": "ngram", "k": 3}]
+    study = repeated(letters, 3, 3, methods=methods)
+    measure(study, "native", "tiny", ["token_recycling", "ngram"])
+    records = records_of(study, "token_recycling")
+    assert {record.run.timing for record in records} == {"rounds"}, "every repeat drafts the same"
+    assert {len(record.chosen["pass_costs"]["1"]) for record in records} == {64}
+    assert not any(record.chosen for record in records_of(study, "ngram"))

@@ -14,7 +14,7 @@ from itertools import zip_longest
 import numpy as np
 import pandas as pd
 
-from specrig.analysis.statistics import Interval, ratio_interval
+from specrig.analysis.statistics import Estimate, ratio
 from specrig.measurement.records import Record, Rounds, Run
 
 NAN = float("nan")
@@ -29,9 +29,9 @@ def acceptance_rate(records: Iterable[Record]) -> float:
     return _ratio(*_accepted_drafted(records))
 
 
-def acceptance_rate_interval(records: Iterable[Record]) -> Interval:
-    """95 % interval of `acceptance_rate` over prompts (repeats and replicates of a prompt are one unit)."""
-    return _within(0.0, 1.0, ratio_interval(*_accepted_drafted(records)))
+def acceptance_rate_estimate(records: Iterable[Record]) -> Estimate:
+    """`acceptance_rate` over prompts."""
+    return ratio(*_accepted_drafted(records))
 
 
 def depth_acceptance_rate(records: Iterable[Record]) -> float:
@@ -53,11 +53,9 @@ def acceptance_length(records: Iterable[Record]) -> float:
     return _ratio(*_emitted_rounds(records))
 
 
-def acceptance_length_interval(records: Iterable[Record]) -> Interval:
-    """95 % interval of `acceptance_length` over prompts (repeats and replicates of a prompt are one unit)."""
-    emitted, passes = _emitted_rounds(records)
-    # A pass emits a token at least, but for an engine that counts passes in its own way.
-    return _within(min(_ratio(emitted, passes), 1.0), float("inf"), ratio_interval(emitted, passes))
+def acceptance_length_estimate(records: Iterable[Record]) -> Estimate:
+    """`acceptance_length` over prompts."""
+    return ratio(*_emitted_rounds(records))
 
 
 def cut_rounds(records: Iterable[Record]) -> int:
@@ -71,7 +69,7 @@ def rounds(records: Iterable[Record]) -> int:
 
 
 def emitted_by_prompt(records: Iterable[Record], *, cut: bool = False) -> dict[str, tuple[float, float]]:
-    """Prompt id -> (tokens emitted, target passes), summed over repeats and replicates. Their ratio is τ of the prompt.
+    """Prompt id -> (tokens emitted, target passes), summed over replicates. Their ratio is τ of the prompt.
 
     cut: whether rounds that the stop rule shortened count too. They do in an engine's totals, so True makes engines
     count alike.
@@ -95,10 +93,10 @@ def alpha(records: Iterable[Record]) -> float:
     return _ratio([record.run.overlap for record in records], [record.run.reached for record in records])
 
 
-def alpha_interval(records: Iterable[Record]) -> Interval:
-    """95 % interval of `alpha` over prompts (repeats and replicates of a prompt are one unit)."""
+def alpha_estimate(records: Iterable[Record]) -> Estimate:
+    """`alpha` over prompts."""
     parts = ((record.prompt_id, record.run.overlap, record.run.reached) for record in records)
-    return _within(0.0, 1.0, ratio_interval(*_by_prompt(parts)))
+    return ratio(*_by_prompt(parts))
 
 
 def positions(records: Iterable[Record]) -> pd.DataFrame:
@@ -189,11 +187,6 @@ def _by_prompt(parts: Iterable[tuple[str, float, float]]) -> tuple[list[float], 
         above[prompt] += numerator
         below[prompt] += denominator
     return list(above.values()), list(below.values())
-
-
-def _within(least: float, most: float, found: Interval) -> Interval:
-    """The interval `found`, cut to the values that the measure can have."""
-    return max(found[0], least), min(found[1], most)
 
 
 def _ratio(numerators: Sequence[float], denominators: Sequence[float]) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from specrig.analysis.statistics import Estimate, average, student
+from specrig.analysis.statistics import Estimate, student, weighted
 from specrig.analysis.task_names import preferred
 from specrig.study.claims import TIMED, Claim
 
@@ -56,8 +56,8 @@ def means(claim: Claim, tasks: Sequence[str], rows: Sequence[dict[str, Any]], co
         for name in {column, "speedup"}:
             ends = name, f"{name}_low", f"{name}_high"
             values = [tuple(row[end] for end in ends) for row in used]
-            units = [max(math.ceil(row["prompts"] / row["batch_size"]), 2) for row in used]
-            mean |= dict(zip(ends, _mean(values, units, name in TIMED), strict=True))
+            freedom = [row["freedom"] for row in used]
+            mean |= dict(zip(ends, _mean(values, freedom, name in TIMED), strict=True))
         missing = [task for task in tasks if task not in entering]
         lacks = (
             f"task (the {claim.task} of {len(tasks)} tasks reported, not measured: {', '.join(missing)})"
@@ -68,18 +68,13 @@ def means(claim: Claim, tasks: Sequence[str], rows: Sequence[dict[str, Any]], co
     return found
 
 
-def _mean(values: Sequence[tuple[float, ...]], units: Sequence[int], geometric: bool) -> tuple[float, float, float]:
-    """The mean of several (value, low, high); NaN where any is missing. units: how many each rests on."""
-    table = np.array(values, dtype=float)
-    table = np.log(table) if geometric else table
-    freedom = np.array(units, dtype=float) - 1
-    reach = student(freedom)
-    ends = []
-    for side in (1, 2):  # each side of an interval implies a standard error, as if it were the whole of Student's
-        errors = np.abs(table[:, side] - table[:, 0]) / reach
-        found = average(
-            [Estimate(value, error**2, own) for value, error, own in zip(table[:, 0], errors, freedom, strict=True)]
-        )
-        ends.append(found.interval()[side - 1])
-    centre, low, high = float(table[:, 0].mean()), float(ends[0]), float(ends[1])
+def _mean(values: Sequence[tuple[float, ...]], freedom: Sequence[float], geometric: bool) -> tuple[float, float, float]:
+    """The mean of several (value, low, high); NaN where any is missing. freedom: degrees of freedom of each interval."""
+    table = np.log(np.array(values, dtype=float)) if geometric else np.array(values, dtype=float)
+    errors = (table[:, 2] - table[:, 1]) / 2 / student(np.array(freedom, dtype=float))
+    found = weighted(
+        [Estimate(value, error**2, own) for value, error, own in zip(table[:, 0], errors, freedom, strict=True)]
+    )
+    low, high = found.interval()
+    centre, low, high = float(found.value), float(low), float(high)
     return (math.exp(centre), math.exp(low), math.exp(high)) if geometric else (centre, low, high)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from dataclasses import dataclass
 from typing import Any, cast
 
+import numpy as np
 import pandas as pd
 
-from specrig.analysis import acceptance, cost_model, energy, repetition, replicates, speedup, statistics
-from specrig.analysis.statistics import UNKNOWN
+from specrig.analysis import acceptance, cost_model, energy, repetition, speedup, statistics
+from specrig.analysis.statistics import Estimate, moderated
 from specrig.cell import Cell
 from specrig.measurement.records import Record
 
@@ -34,7 +36,7 @@ EXTRAS = [
     *["acceptance_rate_low", "acceptance_rate_high", "acceptance_length_low", "acceptance_length_high"],
     *["depth_acceptance_rate", "rounds", "cut_rounds", "target_share", "draft_share", "loop_share"],
     *["target_pass_ms", "repeated_4grams", "baseline_repeated_4grams", "distinct_2grams", "baseline_drift"],
-    *["replicates", "drift", "drift_low", "drift_high", "digest"],
+    *["freedom", "timing", "settled", "replicates", "drift", "drift_low", "drift_high", "digest"],
 ]
 """The columns after `COLUMNS`. Later versions may add more, so read them by name. `energy.COLUMNS` follow where known.
 """
@@ -58,43 +60,71 @@ def by_cell(records: Iterable[Record]) -> dict[str, list[Record]]:
     return cells
 
 
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """A column with an interval: how it is estimated from a cell's records, on which scale, and its bounds."""
+
+    estimate: Callable[[list[Record], speedup.Times], Estimate]
+    scale: Callable[[Any], Any] = np.asarray
+    least: float = -math.inf
+    most: float = math.inf
+
+    def ends(self, estimate: Estimate) -> statistics.Interval:
+        """(low, high), cut to the values that the measure can have."""
+        low, high = statistics.interval(estimate, scale=self.scale)
+        # A pass emits a token at least, but for an engine that counts passes in its own way.
+        return max(low, min(self.least, float(self.scale(estimate.value)))), min(high, self.most)
+
+
+MEASURES = {
+    "speedup": Measure(lambda _, times: speedup.log_speedup(times), np.exp),
+    "end_to_end": Measure(lambda _, times: speedup.log_speedup(times, "end_to_end"), np.exp),
+    "tokens_per_s": Measure(lambda _, times: speedup.log_tokens_per_s(times), np.exp),
+    "ms_per_token": Measure(lambda _, times: speedup.log_s_per_token(times), lambda log: 1000 * np.exp(log)),
+    "acceptance_rate": Measure(lambda records, _: acceptance.acceptance_rate_estimate(records), least=0, most=1),
+    "acceptance_length": Measure(lambda records, _: acceptance.acceptance_length_estimate(records), least=1),
+    "alpha": Measure(lambda records, _: acceptance.alpha_estimate(records), least=0, most=1),
+}
+"""Measure -> how its interval comes about, in the columns `<measure>_low` and `<measure>_high`."""
+
+
 def cells_table(records: Iterable[Record]) -> pd.DataFrame:
     """One row per cell with the columns `COLUMNS`, then `EXTRAS`. A table without rows has the same columns.
 
     NaN means undefined, never zero. `acceptance_rate`, `alpha` and `draft_cost` are undefined where nothing was drafted
     (the baseline, n-gram without a match), costs where the engine does not time bare passes, intervals for fewer than
-    three prompts. `drift` is the speedup in the last replicate / the speedup in the first. Where a pair has replicates,
-    the intervals of speeds and times include how much whole runs differ (see `analysis.replicates`).
+    three prompts. The spread of a task's prompts is moderated by that of the same setting's other tasks
+    (`statistics.moderated`); `freedom` is the degrees of freedom of the speedup's interval. `settled` is the share of
+    the prompts whose times settled; `timing` says how they follow from the repeats.
     """
     cells = by_cell(records)
-    measures: dict[str, Callable[[speedup.Times], pd.Series]] = {
-        "speedup": speedup.log_ratios,
-        "end_to_end": partial(speedup.log_ratios, scope="end_to_end"),
-        "rate": speedup.log_rates,
-    }
-    pools = {name: replicates.between(cells, measure) for name, measure in measures.items()}
-    rows = [_row(members, pools) for members in cells.values()]
+    times = {name: speedup.group_times(members) for name, members in cells.items()}
+    ends = intervals(cells, times)
+    rows = [_row(members, times[name]) | ends[name] for name, members in cells.items()]
     frame = pd.DataFrame(rows, columns=[*COLUMNS, *EXTRAS, *energy.COLUMNS])
     return frame.drop(columns=[name for name in energy.COLUMNS if frame[name].isna().all()])
 
 
-def _row(
-    records: list[Record], pools: Mapping[str, Mapping[tuple[str, str], replicates.BetweenRuns]]
-) -> dict[str, Any]:
+def intervals(cells: Mapping[str, list[Record]], times: Mapping[str, speedup.Times]) -> dict[str, dict[str, float]]:
+    """Cell's name -> `<measure>_low` and `<measure>_high` of each of `MEASURES`, and `freedom`."""
+    found: dict[str, dict[str, float]] = {name: {} for name in cells}
+    settings: dict[Cell, list[str]] = {}
+    for name, members in cells.items():
+        settings.setdefault(members[0].cell.model_copy(update={"task": ""}), []).append(name)
+    for names in settings.values():
+        for measure, how in MEASURES.items():
+            for name, estimate in zip(
+                names, moderated([how.estimate(cells[name], times[name]) for name in names]), strict=True
+            ):
+                found[name] |= dict(zip((f"{measure}_low", f"{measure}_high"), how.ends(estimate), strict=True))
+                if measure == "speedup":
+                    found[name]["freedom"] = float(estimate.freedom)
+    return found
+
+
+def _row(records: list[Record], times: speedup.Times) -> dict[str, Any]:
     cell = records[0].cell
-    times = speedup.group_times(records)
     measured = speedup.speedup(times)
-    count = replicates.count(records)
-    found = {name: pool.get((cell.engine, cell.pair)) for name, pool in pools.items()}
-    runs = {name: pool.of_mean(count) if pool else None for name, pool in found.items()}
-    low, high = speedup.speedup_interval(times, runs=runs["speedup"])
-    whole_low, whole_high = speedup.speedup_interval(times, "end_to_end", runs["end_to_end"])
-    rate_low, rate_high = speedup.tokens_per_s_interval(times, runs["rate"])
-    drift, drift_ends = (
-        replicates.drift(replicates.layout(speedup.log_ratios(times))) if count > 1 else (float("nan"), UNKNOWN)
-    )
-    taken_low, taken_high = acceptance.acceptance_rate_interval(records)
-    length_low, length_high = acceptance.acceptance_length_interval(records)
     length = acceptance.acceptance_length(records)
     costs = cost_model.pass_costs(records)
     predicted = cost_model.predicted_speedup(length, costs)
@@ -105,36 +135,18 @@ def _row(
         "prompts": len({record.prompt_id for record in records}),
         "tokens": int(times["tokens"].sum()),
         "tokens_per_s": speedup.tokens_per_s(times),
-        "tokens_per_s_low": rate_low,
-        "tokens_per_s_high": rate_high,
         "baseline_tokens_per_s": speedup.tokens_per_s(times, "baseline_"),
         "speedup": measured,
-        "speedup_low": low,
-        "speedup_high": high,
         "end_to_end_speedup": speedup.speedup(times, "end_to_end"),
-        "end_to_end_low": whole_low,
-        "end_to_end_high": whole_high,
         "ttft_ms": 1000 * times["ttft_s"].mean(),
         "baseline_ttft_ms": 1000 * times["baseline_ttft_s"].mean(),
         "ms_per_token": speedup.ms_per_token(times),
-        **dict(
-            zip(
-                ("ms_per_token_low", "ms_per_token_high"),
-                speedup.ms_per_token_interval(times, runs["rate"]),
-                strict=True,
-            )
-        ),
         "prompts_needed": statistics.prompts_needed(speedup.log_speedups(times)),
         "baseline_ms_per_token": speedup.ms_per_token(times, "baseline_"),
         "acceptance_rate": acceptance.acceptance_rate(records),
-        "acceptance_rate_low": taken_low,
-        "acceptance_rate_high": taken_high,
         "depth_acceptance_rate": acceptance.depth_acceptance_rate(records),
         "acceptance_length": length,
-        "acceptance_length_low": length_low,
-        "acceptance_length_high": length_high,
         "alpha": acceptance.alpha(records),
-        **dict(zip(("alpha_low", "alpha_high"), acceptance.alpha_interval(records), strict=True)),
         "draft_cost": costs.draft_cost,
         "verify_cost": costs.verify_cost,
         "target_pass_ms": 1000 * costs.target_pass_s,
@@ -145,16 +157,15 @@ def _row(
         "loop_share": 1 - (costs.target_s + costs.draft_s) / decode_s if timed else float("nan"),
         "peak_memory_mb": max(record.run.peak_memory_mb for record in records) or float("nan"),
         "lossless": all(record.lossless for record in records),
-        "repeats": len({record.repeat for record in records}),
+        "repeats": max(len(run.repeats) for record in records for run in (record.run, record.baseline)),
+        "timing": ", ".join(dict.fromkeys(run.timing for record in records for run in (record.run, record.baseline))),
+        "settled": sum(record.settled for record in records) / len(records),
         "rounds": acceptance.rounds(records),
         "cut_rounds": acceptance.cut_rounds(records),
         "repeated_4grams": repetition.repeated_ngrams(record.run.tokens for record in records),
         "baseline_repeated_4grams": repetition.repeated_ngrams(record.baseline.tokens for record in records),
         "distinct_2grams": repetition.distinct_in_each(records),
-        "baseline_drift": speedup.baseline_drift(records),
-        "replicates": count,
-        "drift": drift,
-        **dict(zip(("drift_low", "drift_high"), drift_ends, strict=True)),
+        "replicates": len({record.replicate for record in records}),
         "digest": records[0].digest,
         **energy.energy(times, records),
     }

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from specrig.analysis import acceptance, replicates, speedup
+from specrig.analysis import acceptance, speedup
 from specrig.analysis.cells import IDENTITY, by_cell
-from specrig.analysis.statistics import LEAST_UNITS, LEVEL, Interval, mean_interval, ratio_difference_interval
+from specrig.analysis.statistics import LEAST_UNITS, LEVEL, Interval, interval, mean_interval, ratio_difference_interval
 from specrig.measurement.records import Record
 
 SETTING = [name for name in IDENTITY if name != "engine"]
@@ -62,7 +62,6 @@ def compare(
     """
     settings: dict[tuple[Any, ...], dict[str, list[Record]]] = {}
     cells = by_cell(records)
-    pools = {"speedup": replicates.between(cells), "rate": replicates.between(cells, speedup.log_rates)}
     for members in cells.values():
         cell = members[0].cell
         settings.setdefault(tuple(getattr(cell, name) for name in SETTING), {})[cell.engine] = members
@@ -88,27 +87,23 @@ def compare(
             )
             rows.append(
                 head
-                | _figures(kept[name], pools)
+                | _figures(kept[name])
                 | _relative_speed(kept[name], kept[names[0]])
                 | _disagreement(kept[name], kept[names[0]], name == names[0], known, level)
             )
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
-def _figures(
-    records: list[Record], pools: Mapping[str, Mapping[tuple[str, str], replicates.BetweenRuns]]
-) -> dict[str, Any]:
+def _figures(records: list[Record]) -> dict[str, Any]:
     names = ["tokens_per_s", "speedup", "acceptance_length"]
     if not records:
         return {f"{name}{end}": float("nan") for name in names for end in ("", "_low", "_high")}
     times = speedup.group_times(records)
-    found_runs = {name: pool.get((records[0].cell.engine, records[0].cell.pair)) for name, pool in pools.items()}
-    runs = {name: pool.of_mean(replicates.count(records)) if pool else None for name, pool in found_runs.items()}
     values = (speedup.tokens_per_s(times), speedup.speedup(times), acceptance.acceptance_length(records))
     intervals = (
-        speedup.tokens_per_s_interval(times, runs["rate"]),
-        speedup.speedup_interval(times, runs=runs["speedup"]),
-        acceptance.acceptance_length_interval(records),
+        interval(speedup.log_tokens_per_s(times), scale=np.exp),
+        interval(speedup.log_speedup(times), scale=np.exp),
+        interval(acceptance.acceptance_length_estimate(records)),
     )
     found: dict[str, Any] = {}
     for name, value, (low, high) in zip(names, values, intervals, strict=True):
@@ -207,11 +202,11 @@ def _beyond_noise(records: list[Record], reference: list[Record], cut: bool, lev
 
 
 def same_output(records: Iterable[Record], reference: Iterable[Record]) -> set[str]:
-    """The ids of the prompts whose outputs have the same token ids in both, in every repeat and replicate."""
-    theirs = {(record.prompt_id, record.replicate, record.repeat): record.run.tokens for record in reference}
+    """The ids of the prompts whose outputs have the same token ids in both, in every replicate."""
+    theirs = {(record.prompt_id, record.replicate): record.run.tokens for record in reference}
     verdicts: dict[str, bool] = {}
     for record in records:
-        equal = theirs.get((record.prompt_id, record.replicate, record.repeat)) == record.run.tokens
+        equal = theirs.get((record.prompt_id, record.replicate)) == record.run.tokens
         verdicts[record.prompt_id] = verdicts.get(record.prompt_id, True) and equal
     return {prompt for prompt, equal in verdicts.items() if equal}
 

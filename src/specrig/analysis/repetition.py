@@ -28,9 +28,9 @@ def distinct_ngrams(outputs: Iterable[Sequence[int]], n: int = 2) -> float:
 
 def distinct_in_each(records: Sequence[Record]) -> float:
     """`distinct_ngrams` of each run through the prompts, the mean: the next run says nearly the same again."""
-    runs: dict[tuple[int, int], list[Sequence[int]]] = {}
+    runs: dict[int, list[Sequence[int]]] = {}
     for record in records:
-        runs.setdefault((record.replicate, record.repeat), []).append(record.run.tokens)
+        runs.setdefault(record.replicate, []).append(record.run.tokens)
     return sum(map(distinct_ngrams, runs.values())) / len(runs)
 
 

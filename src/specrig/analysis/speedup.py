@@ -2,8 +2,8 @@
 text.
 
 The unit is a group: the prompts that ran in one batch, which is one prompt at batch size 1. Times belong to the whole
-batch, so the tokens of a group are summed over its prompts before they are divided by a time. A group may be measured
-several times: in one process (repeats), and by other runs of the job in processes of their own (replicates).
+batch, so the tokens of a group are summed over its prompts before they are divided by a time. Times are those that the
+repeats of a generation give (`measurement.repeats`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from specrig.analysis.statistics import Estimate, Interval, geometric_mean, interval, mean, ratio
+from specrig.analysis.statistics import Estimate, geometric_mean, mean, ratio
 from specrig.measurement.records import Record, Run
 
 Scope = Literal["decode", "end_to_end"]
@@ -29,10 +29,10 @@ class Times:
     """What `group_times` returns: arrays, since a data frame's overhead for a cell's few rows is many times their
     arithmetic.
 
-    keys: (group, replicate, repeat) of each row. columns: name -> values.
+    keys: (group, replicate) of each row. columns: name -> values.
     """
 
-    keys: Sequence[tuple[int, int, int]]
+    keys: Sequence[tuple[int, int]]
     columns: dict[str, Values]
 
     def __len__(self) -> int:
@@ -45,7 +45,7 @@ class Times:
 
 
 def group_times(records: Iterable[Record]) -> Times:
-    """A table of the times and token counts of one cell, with a row for each (group, replicate, repeat).
+    """A table of the times and token counts of one cell, with a row for each (group, replicate).
 
     Each column exists for the method and, with the prefix `baseline_`, for the baseline: `rows` (prompts that decode
     together: the group's, or one for a baseline that runs alone), `tokens` (all emitted tokens), `decode_tokens`
@@ -54,9 +54,9 @@ def group_times(records: Iterable[Record]) -> Times:
     in joules are those of the whole batch. Of a baseline that runs alone they are sums over the prompts, but
     `baseline_ttft_s` is their mean.
     """
-    grouped: dict[tuple[int, int, int], list[Record]] = {}
+    grouped: dict[tuple[int, int], list[Record]] = {}
     for record in records:
-        grouped.setdefault((record.group, record.replicate, record.repeat), []).append(record)
+        grouped.setdefault((record.group, record.replicate), []).append(record)
     rows = [
         {
             "rows": len(members),
@@ -70,8 +70,7 @@ def group_times(records: Iterable[Record]) -> Times:
 
 
 def log_ratios(times: Times, scope: Scope = "decode") -> pd.Series:
-    """log(baseline seconds per token / method seconds per token), indexed by (group, replicate), as a mean over
-    repeats.
+    """log(baseline seconds per token / method seconds per token), indexed by (group, replicate).
 
     times: the result of `group_times`. scope "decode": seconds per token are decode_s / decode_tokens. scope
     "end_to_end": they are (prefill_s + decode_s) / tokens. A group in which either side decoded no token is left out:
@@ -100,14 +99,9 @@ def speedup(times: Times, scope: Scope = "decode") -> float:
     return geometric_mean(np.exp(_log_speedups(times, scope)[1]))
 
 
-def speedup_interval(times: Times, scope: Scope = "decode", runs: Estimate | None = None) -> Interval:
-    """95 % interval of `speedup` over groups; NaN for fewer than three groups.
-
-    runs: what whole runs of the job add to the mean of the logarithms (`replicates.BetweenRuns.of_mean`). None means
-    not known; the interval then covers only the choice of groups.
-    """
-    logs = mean(_log_speedups(times, scope)[1])
-    return interval(logs + runs if runs else logs, scale=np.exp)
+def log_speedup(times: Times, scope: Scope = "decode") -> Estimate:
+    """The logarithm of `speedup`, as a mean over groups."""
+    return mean(_log_speedups(times, scope)[1])
 
 
 def tokens_per_s(times: Times, side: Literal["", "baseline_"] = "") -> float:
@@ -116,9 +110,9 @@ def tokens_per_s(times: Times, side: Literal["", "baseline_"] = "") -> float:
     return float(tokens / seconds) if tokens and seconds > 0 else float("nan")
 
 
-def tokens_per_s_interval(times: Times, runs: Estimate | None = None) -> Interval:
-    """95 % interval of the method's `tokens_per_s` over groups, all runs pooled. runs: see `speedup_interval`."""
-    return _rate_interval(times, times["decode_tokens"], times["decode_s"], runs)
+def log_tokens_per_s(times: Times) -> Estimate:
+    """The logarithm of the method's `tokens_per_s`, by prompts."""
+    return _log_rate(times, times["decode_tokens"], times["decode_s"])
 
 
 def ms_per_token(times: Times, side: Literal["", "baseline_"] = "") -> float:
@@ -127,23 +121,9 @@ def ms_per_token(times: Times, side: Literal["", "baseline_"] = "") -> float:
     return float(1000 * (times[f"{side}decode_s"] * times[f"{side}rows"]).sum() / tokens) if tokens else float("nan")
 
 
-def baseline_drift(records: Iterable[Record]) -> float:
-    """How much slower per token the baseline's second run was than its first, as a share and a mean over groups.
-
-    NaN where baseline and method alternated, so that there is no second run.
-    """
-    drifts = {
-        (record.group, record.replicate, record.repeat): record.baseline_drift
-        for record in records
-        if record.baseline_drift is not None
-    }
-    return float(np.mean(list(drifts.values()))) if drifts else float("nan")
-
-
-def ms_per_token_interval(times: Times, runs: Estimate | None = None) -> Interval:
-    """95 % interval of the method's `ms_per_token` over groups, all runs pooled. runs: see `speedup_interval`."""
-    low, high = _rate_interval(times, times["decode_s"] * times["rows"], times["decode_tokens"], runs)
-    return 1000 * low, 1000 * high
+def log_s_per_token(times: Times) -> Estimate:
+    """The logarithm of the method's `ms_per_token` / 1000, by prompts."""
+    return _log_rate(times, times["decode_s"] * times["rows"], times["decode_tokens"])
 
 
 def _log_ratios(times: Times, scope: Scope) -> tuple[list[tuple[int, ...]], Values]:
@@ -195,11 +175,10 @@ def _sum(values: Sequence[float]) -> float:
     return total
 
 
-def _rate_interval(times: Times, above: Values, below: Values, runs: Estimate | None) -> Interval:
-    """95 % interval of Σ above / Σ below over groups, both positive, computed for the logarithm."""
+def _log_rate(times: Times, above: Values, below: Values) -> Estimate:
+    """The logarithm of Σ above / Σ below over groups, both positive."""
     (_, numerators), (_, denominators) = (_together(times.keys, 1, values) for values in (above, below))
-    rate = ratio(numerators, denominators).log()
-    return interval(rate + runs if runs else rate, scale=np.exp)
+    return ratio(numerators, denominators).log()
 
 
 def _times(runs: list[Run], side: str, *, alone: bool = False) -> dict[str, float]:

@@ -325,7 +325,7 @@ def _falls_to_1(loads: NDArray[np.float64], values: NDArray[np.float64]) -> floa
 
 
 def _negative(estimate: Estimate) -> Estimate:
-    return replace(estimate, value=-estimate.value, third=-estimate.third)
+    return replace(estimate, value=-estimate.value)
 
 
 def _with_interval(name: str, estimate: Estimate, scale: Any = np.asarray) -> dict[str, float]:

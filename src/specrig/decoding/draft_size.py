@@ -7,14 +7,15 @@ GPU at batch 1 v hardly rises and large drafts pay; on a processor or in a large
 Example: v = 1, 1.04, 1.3 for no, one and two drafted tokens, a rate of 1.5. The first token pays from a chance of .06
 on, the second from .39 on.
 
-v is measured in passes that follow one another. In a round a token costs more: its pass follows other code and a longer
-text, and drafting has its share. So the rounds themselves are timed (`round_times`), and correct both v and the rate.
+v is measured once, in passes that follow one another. In a round a token costs more: its pass follows other code and a
+longer text, and drafting has its share (`DEARER`). Rounds themselves are not timed: a round's draft depends on the text
+alone, so that repeats do the same work.
 
 The output stays the target's. At temperature 0 any size is exact. Above it a token's slot must be kept or dropped
 before the token is drawn: the chances given to `fit` must not depend on the token drawn in that slot or behind it.
 
-How large a round is depends on times, so two runs may draft different numbers of tokens. Above temperature 0 their
-samples then differ, though they follow the same distribution.
+v depends on times, so two processes may draft different numbers of tokens. Above temperature 0 their samples then
+differ, though they follow the same distribution.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ from specrig.decoding.types import Draft, Verdict
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from specrig.decoding.round_times import RoundTimes
-
+DEARER = 2.5
+"""A wider pass makes a round longer by so many times what passes alone say; measured on two kinds of processor."""
 DRAWN = 0.5
 """The chance of a token drawn from q, estimated from q alone. At this share of positions the target is taken to have
 the distribution q itself, so that the first draw is accepted. At the others the target is taken to be certain of its
@@ -66,14 +67,12 @@ def slopes(costs: Sequence[float]) -> list[float]:
 class DraftSize:
     """Chooses the size of each round's draft for a batch, and learns from what was accepted. Its rows share one."""
 
-    def __init__(self, costs: Sequence[float], times: RoundTimes | None = None) -> None:
-        """costs: of passes of 1, 2, ... tokens a row, in plain passes (`Resources.pass_costs`). times: of this
-        drafter's rounds; None: passes alone decide.
+    def __init__(self, costs: Sequence[float], dearer: float = 1.0) -> None:
+        """costs: of passes of 1, 2, ... tokens a row, in plain passes (`Resources.pass_costs`). dearer: what a further
+        token costs in a round, as a multiple of what the passes say.
         """
-        self.costs, self.times = costs, times
-        if times is not None:
-            times.begin()
-        self.slopes = [max(slope, LEAST) for slope in slopes(costs)]
+        self.costs = costs
+        self.slopes = [max(dearer * slope, LEAST) for slope in slopes(costs)]
         self.rate = 1.0
         self._expected = self._accepted = PRIOR
         self._shares: list[Sequence[float]] = []
@@ -97,8 +96,7 @@ class DraftSize:
 
     def least(self, most: int) -> list[float]:
         """The chance that each of a draft's first `most` tokens must have; fewer where no more can be verified."""
-        rate = None if self.times is None else self.times.rate()
-        return [(self.rate if rate is None else rate) * slope for slope in self.slopes[:most]]
+        return [self.rate * slope for slope in self.slopes[:most]]
 
     def fit_chains(self, shares: Sequence[Sequence[float]], depths: Sequence[int]) -> list[int]:
         """How many tokens of each row's chain to verify, at most `depths[b]`.
@@ -111,8 +109,8 @@ class DraftSize:
         self.lengths = [min(self.fit(row), depth) for row, depth in zip(chances, depths, strict=True)]
         return self.lengths
 
-    def learn(self, expected: float, accepted: int, verdict: Verdict, *, own: bool = True) -> None:
-        """Learn from a round that is over, of this drafter or (own: False) another.
+    def learn(self, expected: float, accepted: int, verdict: Verdict) -> None:
+        """Learn from a round that is over, of this drafter or another.
 
         expected: the chances of all tokens of this drafter that were judged, summed over them and over the rows;
         accepted: how many of them were accepted.
@@ -122,8 +120,6 @@ class DraftSize:
         emitted = [len(tokens) for tokens in verdict.tokens if tokens]
         mean, cost = sum(emitted) / len(emitted), self.costs[min(max(map(len, verdict.drafted)), len(self.costs) - 1)]
         self.rate = MEMORY * self.rate + (1 - MEMORY) * mean / cost
-        if self.times is not None:
-            self.times.learn(mean, cost, own)
 
     def learn_chains(self, verdict: Verdict) -> None:
         """Learn from chains of `lengths` tokens each; nothing is expected until `fit_chains` is called again."""
@@ -131,9 +127,8 @@ class DraftSize:
         # The first token that is rejected was judged too; those behind it were not.
         judged = [min(n, count + 1) for n, count in zip(self.lengths, accepted, strict=True)]
         expected = sum(sum(row[:n]) for row, n in zip(self._shares, judged, strict=True))
-        own = bool(self.lengths)  # else the round was another drafter's
         self._shares, self.lengths = [], []
-        self.learn(expected, sum(accepted), verdict, own=own)
+        self.learn(expected, sum(accepted), verdict)
 
     def learn_trees(self, values: Sequence[Sequence[float]], verdict: Verdict) -> None:
         """Learn from trees. values: of each row the logarithm of each node's chance, `trust` in it; none: it had no

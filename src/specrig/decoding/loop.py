@@ -5,6 +5,7 @@ their drafter.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from itertools import pairwise
 
 import torch
 
@@ -12,7 +13,7 @@ from specrig.decoding.sampling import Sampler
 from specrig.decoding.simulated import SimulatedAcceptance
 from specrig.decoding.types import Context, Draft, Drafter, Generation, Round, TokenCallback, Verdict, empty_draft
 from specrig.decoding.verify import verify
-from specrig.runtime.device import on_device, padded
+from specrig.runtime.device import clock, on_device, padded
 from specrig.runtime.model import CachedModel
 from specrig.runtime.types import DecodingError, Parents
 
@@ -73,6 +74,7 @@ def generate(
     drafter.begin(context, hidden, target.aux_hidden_states)
     typical, block = drafter.criterion(), drafter.acceptance(drafter.options) in ("block", "traversal")
     ready = target.now()
+    round_ends: list[float] = []
     if callback is not None:
         for row in range(B):
             callback(row, output[row], None)
@@ -103,6 +105,7 @@ def generate(
             simulated=simulated,
             choices=target.choices,
         )
+        round_ends.append(clock())  # the accepted tokens are on the host by now, so nothing waits for this mark
         verdict.logits, verdict.hidden, verdict.aux_hidden_states = logits, hidden, target.aux_hidden_states
         # Keep the last token (index 0) and the accepted nodes (node i is index i + 1). The added token is not run yet.
         paths = zip(verdict.paths, active, strict=True)
@@ -130,6 +133,8 @@ def generate(
         drafter.observe(verdict)
     ended = target.now()
 
+    # What follows verification in a round counts as the next one's, in every repeat alike; the last round ends last.
+    round_s = [end - start for start, end in pairwise([ready, *round_ends[:-1], ended])] if round_ends else []
     target_passes = target.pass_totals()
     return [
         Generation(
@@ -141,6 +146,7 @@ def generate(
             ttft_s=first - started,
             prefill_s=ready - started,
             decode_s=ended - ready,
+            round_s=round_s,
             target_passes=target_passes,
             draft_passes=drafter.passes(),
         )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from specrig.decoding.round_times import RoundTimes
     from specrig.decoding.sampling import Sampler
     from specrig.heads.base import Foreign
     from specrig.runtime.types import Parents
@@ -192,7 +190,8 @@ class Counts:
 class Generation:
     """One row's output and its accounting. Times are in seconds; in a batch they are those of the whole batch.
 
-    ttft_s: until the first token. prefill_s: until the drafter is ready too. decode_s: of all rounds.
+    ttft_s: until the first token. prefill_s: until the drafter is ready too. decode_s: of all rounds. round_s: of each
+    round of the batch; they add up to decode_s. Empty where the engine reports totals only.
     target_passes, draft_passes: width in tokens a row -> (calls, seconds).
     prefill_tokens: output tokens that are out before `decode_s` begins. notes: what its figures suffer from.
     """
@@ -205,6 +204,7 @@ class Generation:
     ttft_s: float
     prefill_s: float
     decode_s: float
+    round_s: list[float] = field(default_factory=list)
     target_passes: dict[int, tuple[int, float]] = field(default_factory=dict)
     draft_passes: dict[int, tuple[int, float]] = field(default_factory=dict)
     counts: Counts | None = None
@@ -337,13 +337,6 @@ class Drafter(ABC):
     def __init__(self, options: MethodOptions, resources: Resources) -> None:
         self.options: Any = options
         self.resources = resources
-
-    @cached_property
-    def times(self) -> RoundTimes:
-        """How long its rounds take, where that decides how much it drafts (`decoding.draft_size`)."""
-        from specrig.decoding.round_times import RoundTimes
-
-        return RoundTimes()
 
     @classmethod
     def parts(cls, options: MethodOptions) -> tuple[str, ...]:

@@ -143,6 +143,10 @@ class Engine(ABC):
         """What the engine computes in: the pair's dtype, or the type of the weights that it runs instead."""
         return pair.dtype
 
+    def chosen(self, cell: Cell) -> dict[str, Any]:
+        """What was chosen for the cell by timing, once for as long as the engine runs, for its records."""
+        return {}
+
     def environment(self) -> dict[str, Any]:
         """What the report needs to know about the engine, for the job's environment.json."""
         options = self.options.model_dump(mode="json")

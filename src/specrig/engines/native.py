@@ -74,6 +74,8 @@ class Native(WeightsEngine):
 
             float32_logits(self.target)
         self._pass_costs: dict[int, list[float]] = {}
+        self._running = ""
+        self._sized: set[str] = set()  # the drafters that asked for the costs
         self._models: dict[str, CachedModel] = {}
         self._drafters: dict[str, Drafter] = {}
         self._loaded_mb: dict[str, float] = {}
@@ -113,6 +115,7 @@ class Native(WeightsEngine):
         key = _key(cell)
         drafter = self._drafter(cell, key)
         used = {*registry()[cell.method].needs, key}
+        self._running = key
         self._unused_mb = sum(size for name, size in self._loaded_mb.items() if name not in used)
         return generate(
             self.target,
@@ -126,6 +129,11 @@ class Native(WeightsEngine):
             simulated_acceptance=self.pair.simulated_acceptance,
             callback=callback,
         )
+
+    def chosen(self, cell: Cell) -> dict[str, Any]:
+        """See `Engine`: what passes cost, by the rows of a batch, for a drafter that sizes its drafts by it."""
+        costs = {rows: [round(cost, 4) for cost in found] for rows, found in self._pass_costs.items()}
+        return {"pass_costs": costs} if _key(cell) in self._sized else {}
 
     def environment(self) -> dict[str, Any]:
         """See `Engine`; also which kernels compute."""
@@ -155,9 +163,10 @@ class Native(WeightsEngine):
         return super().peak_memory_mb() - self._unused_mb
 
     def pass_costs(self) -> list[float]:
-        """What wider passes of the target cost for the rows that it holds (`Resources`)."""
+        """What wider passes of the target cost for the rows that it holds (`Resources`), measured once."""
         from specrig.runtime.pass_costs import pass_costs
 
+        self._sized.add(self._running)
         rows = self.target.cache.batch_size
         if rows not in self._pass_costs:
             self._pass_costs[rows] = pass_costs(self.target)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from specrig.cell import Cell, digest
@@ -186,6 +187,7 @@ class Transformers(WeightsEngine):
                 ttft_s=first - started,
                 prefill_s=first - started,
                 decode_s=ended - first,
+                round_s=[end - start for (start, _), (end, _) in pairwise(watch.rounds)],
                 target_passes=self.target_passes.decoding(),
                 draft_passes=drafts,
                 prefill_tokens=min(watch.rounds[0][1] - longest, len(row)),

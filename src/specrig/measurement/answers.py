@@ -45,7 +45,7 @@ def write_answers(study: Study, pair: str, task: str, root: Path) -> None:
     with kind(at_commits(files), device=device, threads=study.threads) as engine:
         for _ in range(turns - 1):
             for prompt in as_encoded(study, task, files, prompts, answers):
-                seeds = [seed_of(study.seed, task, prompt.id, 0)]
+                seeds = [seed_of(study.seed, task, prompt.id)]
                 tokens = [engine.encode(prompt.text)]
                 (found,) = engine.generate(cell, tokens, max_new_tokens=study.max_new_tokens, seeds=seeds)
                 answers[prompt.id].append(engine.decode(found.tokens).strip())

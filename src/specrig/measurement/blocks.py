@@ -10,9 +10,7 @@ from specrig.cell import Cell
 from specrig.decoding.drafters import registry as methods
 
 MOST = 8
-"""Cells of one block. The baseline's runs serve them all; but they are further apart in time, and a job that is killed
-loses its block.
-"""
+"""Cells of one block, which a job that is killed loses one repeat of. The baseline's runs serve them all."""
 WARMUP_TOKENS = 16
 """Tokens of each generation that warms up."""
 
@@ -70,7 +68,6 @@ def is_lossless(cell: Cell) -> bool:
     return method.lossless(method.Options.model_validate(cell.options))
 
 
-def seed_of(study_seed: int, task: str, prompt_id: str, repeat: int, replicate: int = 0) -> int:
-    """The seed of a prompt: the same for the baseline and every method, another for each repeat and replicate."""
-    text = f"{study_seed}/{task}/{prompt_id}/{repeat}" + (f"/{replicate}" if replicate else "")
-    return int.from_bytes(sha256(text.encode()).digest()[:4]) & 0x7FFFFFFF
+def seed_of(study_seed: int, task: str, prompt_id: str) -> int:
+    """The seed of a prompt: the same for the baseline, for every method and in every repeat."""
+    return int.from_bytes(sha256(f"{study_seed}/{task}/{prompt_id}".encode()).digest()[:4]) & 0x7FFFFFFF

@@ -25,7 +25,7 @@ from specrig.runtime.gpus import resolve_device
 from specrig.tasks import Prompt, PromptError
 
 if TYPE_CHECKING:
-    from specrig.study.config import Remeasure
+    from specrig.study.config import Repeats
     from specrig.study.study import Study
 
 
@@ -58,8 +58,7 @@ class MeasurementPlan:
     replicate: int
     max_new_tokens: int
     warmup: int
-    repeats: int
-    remeasure: Remeasure
+    repeats: Repeats
     cells: Mapping[str, Sequence[Cell]]
     """Method -> its cells."""
     folders: Mapping[str, Path]
@@ -112,7 +111,7 @@ def resolve(
     chosen = part.prompts if part else {cell: slice(study.grid.prompt_count(cell.batch_size)) for cell in every}
     prompts = {cell: by_task[cell.task][chosen[cell]] for cell in every if cell.task in by_task}
     shared = [
-        *(study.seed, study.max_new_tokens, study.repeats, study.warmup, files.dtype),
+        *(study.seed, study.max_new_tokens, study.repeats.model_dump(), study.warmup, files.dtype),
         [files.tensor_parallel, files.quantization, files.gpu_memory_utilization, files.max_model_len],
         *(device, study.threads),
         *([f"replicate {replicate}"] if replicate else []),
@@ -139,7 +138,6 @@ def resolve(
         max_new_tokens=study.max_new_tokens,
         warmup=study.warmup,
         repeats=study.repeats,
-        remeasure=study.remeasure,
         cells=cells,
         folders=folders,
         prompts=prompts,

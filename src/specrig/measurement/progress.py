@@ -19,7 +19,7 @@ class Advance(Protocol):
 
 @contextmanager
 def progress(title: str, total: int) -> Iterator[Advance]:
-    """Show the progress of `total` units of work on standard error; yields the function to call after each unit."""
+    """Show the progress of about `total` units of work on standard error; yields the function to call after each."""
     if sys.stderr.isatty():
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -38,6 +38,6 @@ def progress(title: str, total: int) -> Iterator[Advance]:
         done += 1
         if time.monotonic() - last >= LOG_EVERY_S or done == total:
             last = time.monotonic()
-            print(f"{title} {done}/{total} {description}".rstrip(), file=sys.stderr, flush=True)
+            print(f"{title} {done}/{max(done, total)} {description}".rstrip(), file=sys.stderr, flush=True)
 
     yield log

@@ -13,14 +13,32 @@ from typing import TYPE_CHECKING
 
 from specrig.errors import with_type
 from specrig.files import file_sha256, write_atomically
-from specrig.measurement.records import Counts, Rounds, Run
+from specrig.measurement.records import Counts, Repeat, Rounds, Run
 
 if TYPE_CHECKING:
     from specrig.decoding.types import Generation
 
 
-def as_run(generation: Generation) -> Run:
-    """Return a `Generation` of an engine as the `Run` of a record."""
+RESOLUTION = 7
+"""Decimals of the seconds of a round: a tenth of a microsecond, below what a clock resolves."""
+
+
+def as_runs(generations: Sequence[Generation], energy_j: float | None) -> list[Run]:
+    """Return what an engine generated for a batch as the `Run`s of one repeat. energy_j: of the whole batch."""
+    first = generations[0]
+    round_s = [round(seconds, RESOLUTION) for seconds in first.round_s]
+    repeat = Repeat(
+        tokens=sum(len(generation.tokens) - generation.prefill_tokens for generation in generations),
+        ttft_s=first.ttft_s,
+        prefill_s=first.prefill_s,
+        decode_s=first.decode_s,
+        round_s=round_s,
+        energy_j=energy_j,
+    )
+    return [_as_run(generation, repeat) for generation in generations]
+
+
+def _as_run(generation: Generation, repeat: Repeat) -> Run:
     rounds = generation.rounds
     return Run(
         tokens=generation.tokens,
@@ -38,6 +56,7 @@ def as_run(generation: Generation) -> Run:
         ttft_s=generation.ttft_s,
         prefill_s=generation.prefill_s,
         decode_s=generation.decode_s,
+        repeats=[repeat],
         target_passes=generation.target_passes,
         draft_passes=generation.draft_passes,
         prefill_tokens=generation.prefill_tokens,

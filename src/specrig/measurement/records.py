@@ -19,12 +19,8 @@ from specrig.cell import Cell
 from specrig.errors import first_line
 from specrig.files import write_atomically
 
-SCHEMA_VERSION: Literal[4] = 4
-SCHEMA_VERSIONS = (1, 2, 3, 4)
-"""Versions of records that this code reads.
-
-Version 2 added `energy_j` and `device`, version 3 added `replicate`, `load`, `before` and `after`, version 4 added
-`ends`."""
+SCHEMA_VERSION: Literal[5] = 5
+"""The version of records that this code writes and reads. Since version 5 a record holds every repeat of its prompt."""
 NOT_RECORDED = "not recorded"
 """What tables say of disturbances where records have no `load` and the times look undisturbed."""
 REPLICATE = "replicate-"
@@ -140,8 +136,31 @@ class Probe(BaseModel):
     load_1min: float | None = None
 
 
+Timing = Literal["rounds", "run", "mean"]
+"""How a decode time follows from repeats: the sum of the least times of rounds, the least whole run, or the mean time
+per token (`measurement.repeats`)."""
+
+
+class Repeat(BaseModel):
+    """The times of one repeat of a generation, in seconds; in a batch, those of the whole batch."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    tokens: int
+    """Tokens that were decoded in `decode_s`, by all prompts of the batch."""
+    ttft_s: float
+    prefill_s: float
+    decode_s: float
+    round_s: list[float] = Field(default_factory=list)
+    """Seconds of each round, drafting included; they add up to `decode_s`. Empty: the engine reports totals only."""
+    energy_j: float | None = None
+
+
 class Run(BaseModel):
-    """One generation for one prompt. Times are in seconds; in a batch, they are those of the whole batch."""
+    """What one side generated for one prompt, and how long that takes by its repeats.
+
+    Times are in seconds; in a batch, they are those of the whole batch.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -160,7 +179,12 @@ class Run(BaseModel):
     prefill_s: float
     """`ttft_s` plus the seconds of the drafter's own prefill."""
     decode_s: float
-    """Seconds from the first token to the last one."""
+    """Seconds from the first token to the last one, by `timing` from `repeats`."""
+    repeats: list[Repeat] = Field(default_factory=list)
+    """The times of every repeat, in the order in which they ran."""
+    timing: Timing = "run"
+    settled: bool = True
+    """Whether the last repeat changed `decode_s` by less than the study's `repeats.agree`."""
     target_passes: dict[int, tuple[int, float]] = Field(default_factory=dict)
     """Width of the target's forward passes in decoding, in tokens -> (number of passes, their seconds)."""
     draft_passes: dict[int, tuple[int, float]] = Field(default_factory=dict)
@@ -184,15 +208,13 @@ class Record(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    schema_version: Literal[1, 2, 3, 4] = SCHEMA_VERSION
+    schema_version: Literal[5] = SCHEMA_VERSION
     cell: Cell
     digest: str
     """Digest of all that decides the result (`MeasurementPlan.digests`); a record with another digest is stale."""
     prompt_id: str
     group: int
     """Number of the batch in which the prompt ran; times are those of the batch. Batch size 1: a group a prompt."""
-    repeat: int = 0
-    """Which of the study's repeats this is: the same prompt in the same process with another seed."""
     replicate: int = 0
     """Which of the study's replicates this is: the same cell and prompts, by another process at another time."""
     seed: int
@@ -208,15 +230,19 @@ class Record(BaseModel):
     """Whether the method's acceptance rule keeps the target's distribution."""
     simulated_acceptance: float | None = None
     """The declared probability that a drafted token is accepted. Costs are real, texts are not."""
+    chosen: dict[str, Any] = Field(default_factory=dict)
+    """What the engine chose for the cell by timing, once a job: `pass_costs` by rows of a batch."""
     run: Run
     baseline: Run
-    """The baseline's run. If it could not alternate, its times are means of a run before and a run after."""
-    baseline_drift: float | None = None
-    """Relative change of the baseline's seconds per token, after / before - 1; None if both alternated."""
     before: Probe | None = None
     """How fast the machine was at most `machine_state.RENEWED_S` before the cell's block. None: not recorded."""
     after: Probe | None = None
     """How fast the machine was at the end of the cell's block; None if it was not recorded."""
+
+    @property
+    def settled(self) -> bool:
+        """Whether the times of both method and baseline settled."""
+        return self.run.settled and self.baseline.settled
 
 
 def write_records(path: Path, records: Iterable[Record]) -> None:
@@ -230,9 +256,9 @@ def read_records(path: Path) -> Iterator[Record]:
         for number, line in enumerate(file, 1):
             try:
                 version = json.loads(line.decode("utf-8")).get("schema_version")
-                if version not in SCHEMA_VERSIONS:
+                if version != SCHEMA_VERSION:
                     raise RecordError(
-                        f"{path}:{number}: record schema {version}, this SpecRig reads {SCHEMA_VERSIONS}; "
+                        f"{path}:{number}: record schema {version}, this SpecRig reads {SCHEMA_VERSION}; "
                         f"{made_again(path)}"
                     )
                 yield Record.model_validate_json(line)
@@ -243,10 +269,10 @@ def read_records(path: Path) -> Iterator[Record]:
 
 
 def groups(records: Iterable[Record]) -> list[list[Record]]:
-    """The records of each batch, batches in the order in which they ran: by replicate, repeat and group."""
-    found: dict[tuple[int, int, int], list[Record]] = {}
+    """The records of each batch, batches in the order in which they ran: by replicate and group."""
+    found: dict[tuple[int, int], list[Record]] = {}
     for record in records:
-        found.setdefault((record.replicate, record.repeat, record.group), []).append(record)
+        found.setdefault((record.replicate, record.group), []).append(record)
     return [found[key] for key in sorted(found)]
 
 

@@ -161,12 +161,16 @@ def load_seconds(
 
 
 def process_seconds(
-    study: Study, process: tuple[str, str, str], size: PairSize, bandwidth: float | None = None
+    study: Study,
+    process: tuple[str, str, str],
+    size: PairSize,
+    bandwidth: float | None = None,
+    repeats: int | None = None,
 ) -> float:
     """Seconds that one measuring job takes in one replicate, by the same bound as `hours`.
 
     process: a key of the grid's `jobs`. size: of its pair, whose target's shape is known. bandwidth: as in
-    `hours`.
+    `hours`. repeats: of every prompt; None: the least of the study, as if all settled.
     """
     assert size.target is not None
     engine, pair, _ = process
@@ -174,7 +178,7 @@ def process_seconds(
     passes, reading = 0, 0.0
     for block in with_baselines(cells, paired=engines()[engine].paired):
         for cell in block:
-            prompts = study.grid.prompt_count(block[0].batch_size) * study.repeats
+            prompts = study.grid.prompt_count(block[0].batch_size) * (repeats or study.repeats.least)
             passes += -(-prompts // cell.batch_size) * study.max_new_tokens + study.warmup * WARMUP_TOKENS
             reading += prompts * _reading_s(size.target, variant_of(cell.task).context, study)
     return passes * _pass_s(size, study, bandwidth) + reading + size.weight_bytes / LOADING
@@ -390,8 +394,7 @@ def measuring_demand(study: Study, process: tuple[str, str, str], size: PairSize
     """
     if size.memory_bytes is None:
         return Demand()
-    again = study.remeasure.share if study.remeasure.times else 0.0  # of measuring, and of waiting for a quiet machine
-    return _demand(size.memory_bytes, (1 + 2 * again) * process_seconds(study, process, size))
+    return _demand(size.memory_bytes, process_seconds(study, process, size, repeats=study.repeats.most))
 
 
 def auditing_demand(study: Study, sizes: Mapping[str, PairSize]) -> Demand:

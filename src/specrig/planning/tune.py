@@ -53,7 +53,7 @@ class Tuned:
 
 @dataclass
 class _Setting:
-    """A race and what it has cost. repeats, replicates: of the study."""
+    """A race and what it has cost. repeats: the least of the study; replicates: of the study."""
 
     baseline: Cell
     race: SuccessiveHalving
@@ -102,7 +102,7 @@ def tune(study: Study, share: float = SHARE) -> list[Tuned]:
         settings = []
         for baseline, members in _by_setting(cells).items():
             race = _race(members, _units(study, members[0]), share * study.replicates)
-            settings.append(_Setting(baseline, race, study.repeats, study.replicates))
+            settings.append(_Setting(baseline, race, study.repeats.least, study.replicates))
         for done in count():
             rungs = [(setting, rung) for setting in settings if (rung := setting.race.rung)]
             if not rungs:

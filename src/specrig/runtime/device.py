@@ -75,9 +75,14 @@ def in_each(states: Tensor, positions: Positions) -> Tensor:
 
 
 def now(device: torch.device) -> float:
-    """Seconds on a clock that waits for the device before it is read and that leaves out the recording of passes."""
+    """Seconds on `clock`, which is read when the device has done all its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+    return clock()
+
+
+def clock() -> float:
+    """Seconds on a clock that leaves out the recording and the timing of passes."""
     return perf_counter() - Replay.spent
 
 

@@ -9,7 +9,10 @@ from specrig.runtime.replay import Replay
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)
 """Tokens a row of the passes that are timed."""
-REPEATS = 3
+LEAST, MOST, AGREE = 3, 12, 0.02
+"""How often all widths are timed: until that lowers the sum of their least times by less than a share, at least and at
+most so often.
+"""
 IN_A_ROW = 2
 """Passes of a width one after the other: matrix registers slow a processor down for a while, so the pass that follows a
 wide one takes longer than others of its width.
@@ -21,7 +24,7 @@ def pass_costs(model: CachedModel) -> list[float]:
     """Time of passes of 1, 2, ... tokens a row over that of a pass of one, for the rows and the context that it holds.
 
     The context stays as it is. Each width counts with its fastest run, since everything else on a machine only adds
-    time; widths take turns. Between the widths that were timed the cost is drawn straight. It never falls with the
+    time; widths take turns until these times settle. Between the widths that were timed the cost is drawn straight. It never falls with the
     width: a wider pass can do what a narrower one does.
     """
     began = model.now()  # without what recordings took, which leave themselves out
@@ -29,11 +32,14 @@ def pass_costs(model: CachedModel) -> list[float]:
     widths = [width for width in WIDTHS if width <= room]
     fastest = dict.fromkeys(widths, float("inf"))
     tokens = torch.zeros((model.cache.batch_size, max(widths, default=1)), dtype=torch.long, device=model.device)
-    for _ in range(REPEATS):
+    for repeat in range(MOST):
+        before = sum(fastest.values())
         for width in (width for width in widths for _ in range(IN_A_ROW)):
             started = model.now()
             model.forward(tokens[:, :width])
             fastest[width] = min(fastest[width], model.now() - started)
+        if repeat + 1 >= LEAST and before - sum(fastest.values()) < AGREE * before:
+            break
     model.watch.clear()
     Replay.spent += model.now() - began  # a last batch with fewer rows is timed within a measured run
     costs, known = [1.0], 1

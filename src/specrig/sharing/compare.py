@@ -210,16 +210,13 @@ def _difference(a: pd.Series, b: pd.Series) -> tuple[Estimate, int, bool]:
     if len(common) >= LEAST_UNITS:
         return mean((b[common] - a[common]).to_numpy(dtype=float)), len(common), True
     ours, theirs = (mean(side.to_numpy(dtype=float)) for side in (a, b))
-    return theirs + replace(ours, value=-ours.value, third=-ours.third), min(len(a), len(b)), False
+    return theirs + replace(ours, value=-ours.value), min(len(a), len(b)), False
 
 
 def _equal_outputs(a: Sequence[Record], b: Sequence[Record]) -> tuple[int, int]:
     """(how many have the same tokens, of how many) generations of the same prompt, replicate and repeat."""
     ours, theirs = (
-        {
-            (record.prompt_id, record.prompt_tokens, record.replicate, record.repeat): record.run.tokens
-            for record in side
-        }
+        {(record.prompt_id, record.prompt_tokens, record.replicate): record.run.tokens for record in side}
         for side in (a, b)
     )
     common = ours.keys() & theirs.keys()

@@ -13,8 +13,10 @@ from collections.abc import Collection, Iterator, Sequence
 from specrig.cell import Cell
 from specrig.engines import registry as engines
 from specrig.measurement.records import Record, Run
+from specrig.measurement.repeats import decode_seconds, settled
 from specrig.models.endpoint import endpoint_of
 from specrig.report.study_data import StudyData
+from specrig.study.config import Repeats
 from specrig.study.study import Study
 
 
@@ -26,11 +28,12 @@ def violations(study: Study, data: StudyData) -> Iterator[str]:
             yield f"cell {name}: study.json does not list it"
             continue
         for record in records:
-            where = f"cell {name}, replicate {record.replicate}, prompt {record.prompt_id}, repeat {record.repeat}"
+            where = f"cell {name}, replicate {record.replicate}, prompt {record.prompt_id}"
             if record.lossless and record.simulated_acceptance is not None:
                 yield f"{where}: lossless, though its acceptance was declared"
             for side, run, k in (("run", record.run, requested[name].k), ("baseline", record.baseline, 0)):
-                for rules in (_length(run, study.max_new_tokens), _rounds(run, k), _counts(run), _times(run)):
+                length, repeats = _length(run, study.max_new_tokens), _repeats(run, study.repeats)
+                for rules in (length, _rounds(run, k), _counts(run), _times(run), repeats):
                     yield from (f"{where}, {side}: {sentence}" for sentence in rules)
         yield from _prompts(name, records, study)
     yield from _missing(study, data)
@@ -93,17 +96,29 @@ def _times(run: Run) -> Iterator[str]:
         yield f"decoded in {run.decode_s:.3g} s, its passes took {passes_s:.3g} s"
 
 
+def _repeats(run: Run, repeats: Repeats) -> Iterator[str]:
+    """The times of a run follow from its repeats."""
+    if not repeats.least <= len(run.repeats) <= repeats.most:
+        yield f"{len(run.repeats)} repeats, and the study has {repeats.least} to {repeats.most}"
+        return
+    for number, repeat in enumerate(run.repeats, 1):
+        if repeat.round_s and not math.isclose(sum(repeat.round_s), repeat.decode_s, rel_tol=1e-3, abs_tol=1e-5):
+            yield f"repeat {number} decoded in {repeat.decode_s:.3g} s, its rounds took {sum(repeat.round_s):.3g} s"
+    if not math.isclose(decode_seconds(run.repeats, run.timing), run.decode_s, rel_tol=1e-6):
+        yield f"decoded in {run.decode_s:.3g} s, which does not follow from its repeats"
+    elif run.settled != settled(run.repeats, run.timing, repeats.agree):
+        yield f"settled: {run.settled}, which does not follow from its repeats"
+
+
 def _prompts(name: str, records: Sequence[Record], study: Study) -> Iterator[str]:
-    """Every replicate and repeat of a cell has the same prompts, each once."""
-    runs: dict[tuple[int, int], list[str]] = defaultdict(list)
+    """Every replicate of a cell has the same prompts, each once."""
+    runs: dict[int, list[str]] = defaultdict(list)
     for record in records:
-        runs[record.replicate, record.repeat].append(record.prompt_id)
+        runs[record.replicate].append(record.prompt_id)
     prompts = max(runs.values(), key=len)
-    for (replicate, repeat), ids in runs.items():
-        if repeat >= study.repeats or len(set(ids)) < len(ids) or set(ids) != set(prompts):
-            yield f"cell {name}, replicate {replicate}, repeat {repeat}: prompts {', '.join(ids)}"
-    if short := [replicate for replicate, repeat in runs if repeat == 0 and (replicate, study.repeats - 1) not in runs]:
-        yield f"cell {name}, replicate {short[0]}: fewer than {study.repeats} repeats"
+    for replicate, ids in runs.items():
+        if len(set(ids)) < len(ids) or set(ids) != set(prompts):
+            yield f"cell {name}, replicate {replicate}: prompts {', '.join(ids)}"
 
 
 def _missing(study: Study, data: StudyData) -> Iterator[str]:

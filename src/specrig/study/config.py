@@ -133,16 +133,22 @@ class Rows(Settings):
     """Name of a pair -> its draft or head -> the rows of the learning curve beside the weights."""
 
 
-class Remeasure(Settings):
-    """What a job does where the machine was busy with other things while it measured."""
+class Repeats(Settings):
+    """How often every prompt is measured: what is not settled is repeated; the least time of each round counts."""
 
-    times: Annotated[int, Field(ge=0, le=8)] = 2
-    """How often disturbed cells are measured again at the end of a job; the least disturbed attempt counts. 0: never."""
-    share: Annotated[float, Field(ge=0)] = 0.5
-    """Maximum extra time for measuring again, as a share of the job's time; 0.5: half as much again. The job may also
-    wait that long until other processes leave the machine alone. After an interruption a job does not measure cells
-    again that it had already finished; `specrig remeasure` does.
-    """
+    least: Annotated[int, Field(ge=1)] = 2
+    """Repeats of every prompt; 3 is good for results that are published."""
+    most: Annotated[int, Field(ge=1)] = 5
+    """Repeats of a prompt whose times do not settle. What never settles is used as it is, and named in the report."""
+    agree: Annotated[float, Field(gt=0, lt=1)] = 0.02
+    """A prompt is settled, for a method and for plain decoding each by itself, where its last repeat lowered the decode
+    time by less than this share."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Repeats:
+        if self.most < self.least:
+            raise ValueError(f"most is {self.most}, less than least, which is {self.least}: raise most, or lower least")
+        return self
 
 
 class Config(Settings):
@@ -180,13 +186,10 @@ class Config(Settings):
     """Maximum number of new tokens for a prompt."""
     warmup: int = Field(1, ge=0)
     """Generations before each block of cells that warm up the machine and are not recorded."""
-    repeats: int = Field(1, ge=1)
-    """How many times one process measures every prompt, each time with another seed."""
+    repeats: Repeats = Repeats()
+    """How often every prompt is measured with the same seed: until the times settle."""
     replicates: int = Field(2, ge=1)
     """How often all is measured: all jobs once, then all again in new processes, which shows how far runs differ."""
-    remeasure: Remeasure = Remeasure()
-    """How often and how long a job measures again what was disturbed; `{times: 0}`: never. Not for engines that
-    cannot alternate."""
     jobs: Literal["pair", "method"] = "pair"
     """What one process measures: all methods of an engine and pair, which then share the loading and the runs of the
     baseline; or one method each, for clusters and for GPUs that have no room for all drafts and heads at once. Engines

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from specrig.decoding.draft_size import DraftSize
+from specrig.decoding.draft_size import DEARER, DraftSize
 from specrig.decoding.static_tree import (
     FALLBACK,
     MOST,
@@ -56,7 +56,7 @@ class TreeOptions(MethodOptions):
     def shape(self, accuracy: Sequence[Sequence[float]], drafter: Drafter) -> FixedTree | FittedTree:
         """The trees of a drafter's batch, for heads of this accuracy."""
         if self.tree is None and self.nodes == "auto":
-            size = DraftSize(drafter.resources.pass_costs(), drafter.times)
+            size = DraftSize(drafter.resources.pass_costs(), DEARER)
             return FittedTree(size, accuracy or assumed_accuracy(WIDEST, MOST))
         return FixedTree(partial(self.paths, accuracy))
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from specrig.decoding.draft_size import LEAST, DraftSize
+from specrig.decoding.draft_size import DEARER, LEAST, DraftSize
 from specrig.decoding.drafters.eagle2 import Below
 from specrig.decoding.drafters.eagle3 import Eagle3
 from specrig.decoding.static_tree import MOST
@@ -92,7 +92,7 @@ class PEagle(Eagle3):
         """Prefill the head with the prompts' states."""
         super().begin(context, hidden, aux_hidden_states)
         fitted = "auto" in (self.options.length, self.options.nodes)
-        self.size = DraftSize(self.resources.pass_costs(), self.times) if fitted else None
+        self.size = DraftSize(self.resources.pass_costs(), DEARER) if fitted else None
         self.values: list[list[float]] = []  # of each row's nodes, see `DraftSize.learn_trees`
 
     def propose(self, context: Context, k: int) -> Draft:

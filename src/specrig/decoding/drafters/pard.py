@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from specrig.decoding.draft_size import DraftSize
+from specrig.decoding.draft_size import DEARER, DraftSize
 from specrig.decoding.types import ChainOptions, Context, Draft, Drafter, MethodOptions, Resources, Verdict
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Pard(Drafter):
     def begin(self, context: Context, hidden: Tensor, aux_hidden_states: Tensor | None = None) -> None:
         """Prefill the draft model with the prompts."""
         self.model.prefill_like(self.resources.target, context.tokens, context.done)
-        self.size = DraftSize(self.resources.pass_costs(), self.times) if self.options.length == "auto" else None
+        self.size = DraftSize(self.resources.pass_costs(), DEARER) if self.options.length == "auto" else None
 
     def propose(self, context: Context, k: int) -> Draft:
         """One pass over each row's new tokens and k - 1 masks; only the new tokens stay in the cache."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from specrig.decoding.draft_size import DraftSize
+from specrig.decoding.draft_size import DEARER, DraftSize
 from specrig.decoding.static_tree import FittedTree, FixedTree, Ranks, assumed_accuracy, sparse_tree
 from specrig.decoding.types import Context, Draft, Drafter, MethodOptions, PaperRound, Verdict
 
@@ -76,7 +76,7 @@ class TokenRecycling(Drafter):
         accuracy = assumed_accuracy(self.width, TALLEST)
         self.shape: FixedTree | FittedTree
         if self.options.nodes == "auto":
-            self.shape = FittedTree(DraftSize(self.resources.pass_costs(), self.times), accuracy)
+            self.shape = FittedTree(DraftSize(self.resources.pass_costs(), DEARER), accuracy)
         else:
             # Wide below first choices and narrow below late ones; 80 nodes reach five or six levels deep, as the
             # paper's do.

@@ -169,7 +169,7 @@ def _turn(
     cell = cell.model_copy(update={"batch_size": plan.traffic.slots})
     prompts = plan.prompts[cell.task]
     encoded = [server.encode(prompt.text) for prompt in prompts]
-    seeds = [seed_of(plan.seed, cell.task, prompt.id, 0) for prompt in prompts]
+    seeds = [seed_of(plan.seed, cell.task, prompt.id) for prompt in prompts]
     server.ready(cell)
 
     def send(number: int) -> Completion:
