@@ -30,7 +30,6 @@ from specrig.report.figures import style
 from specrig.report.figures.curves import learning
 from specrig.report.figures.drawings import file_names, write_figures
 from specrig.report.figures.panels import SCREEN
-from specrig.report.figures.ranking import in_order
 from specrig.report.figures.style import FAMILIES, method_colour, method_family, method_marker
 from specrig.report.grid import unbroken
 from specrig.report.items import Figure, Section, Text
@@ -40,7 +39,7 @@ from specrig.report.prose import certainty
 from specrig.report.speed_tables import with_bold
 from specrig.report.study_data import MeasuredJob, StudyData, learning_curves, read_study, training_curves
 from specrig.report.study_results import StudyResults
-from specrig.report.summary import best_rows, speedup_summary
+from specrig.report.summary import best_rows, in_order, speedup_summary
 
 VOID = {"meta", "br", "link", "img", "hr", "col", "input"}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -50,10 +49,10 @@ def _fair(cells: pd.DataFrame) -> pd.DataFrame:
     return fair.assign(variant=fair["variant"].fillna("")).dropna(subset=["speedup"])
 
 
-def advice_grid(found: pd.DataFrame, cells: pd.DataFrame, links: Callable[[dict[str, Any]], list[GridEntry]]) -> Grid:
+def advice_grid(found: pd.DataFrame, cells: pd.DataFrame) -> Grid:
     """`advised` as a table for readers.
 
-    cells: what it was made of. links: gives the entries that lead from a row's cell to its record and its MLflow run.
+    cells: what it was made of.
     """
     levels = [name for name in ("engine", "pair") if len(cells[name].unique()) > 1]
     rows = []
@@ -77,21 +76,18 @@ def advice_grid(found: pd.DataFrame, cells: pd.DataFrame, links: Callable[[dict[
                 if known
                 else GridEntry("–"),
                 GridEntry(_first(row["rivals"], SHOWN) or "–"),
-                *links(row),
             ]
         )
-    titles = [entry.text for entry in rows[0][len(levels) + 6 :]] if rows else []
     return Grid(
-        header=[*levels, "task", "method", "k", "speedup", "more memory", "intervals overlap", *titles],
+        header=[*levels, "task", "method", "k", "speedup", "more memory", "intervals overlap"],
         rows=rows,
         labels=len(levels) + 3,
-        trailing=1 + len(titles),
+        trailing=1,
         caption=(
-            "The fastest lossless method, with the 95 % interval of its speedup over plain decoding. Method and k were "
-            "chosen on the same prompts, so the best of several looks slightly too good. Intervals overlap: methods whose interval reaches into that of the best. None: no "
-            "method was faster than plain decoding; the speedup is that of the fastest. More memory: peak memory minus "
-            "that of plain decoding in the same cell, and the peak itself."
+            "The fastest lossless method of each task with its 95 % interval, chosen on the same prompts; its memory "
+            "beyond plain decoding's, and methods whose interval reaches into its own."
         ),
+        label="tab:advice",
     )
 
 

@@ -158,15 +158,15 @@ def best_k_sentences(cells: pd.DataFrame, summary: pd.DataFrame) -> list[str]:
     for (engine, pair), rows in summary.groupby(["engine", "pair"], sort=False):
         measured = cells[(cells["engine"] == engine) & (cells["pair"] == pair)]
         counts = measured.assign(variant=measured["variant"].fillna("")).groupby(["method", "variant"])["k"].nunique()
-        named = [
+        labels = [
             f"{named(row)} {row['k']} ({number(row[MEAN])} times)"
             for row in row_dicts(base_setting(rows).sort_values(MEAN, ascending=False))
             if counts[row["method"], row["variant"]] > 1
         ]
-        if named:
+        if labels:
             sentences.append(
                 f"The best k on {pair} ({engine}), with its speedup in the geometric mean over tasks, chosen on the same "
-                f"prompts: {', '.join(named)}."
+                f"prompts: {', '.join(labels)}."
             )
     return sentences
 

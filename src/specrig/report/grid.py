@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from specrig.analysis.statistics import LEAST_UNITS
@@ -70,6 +70,45 @@ class Grid:
             shared = (f"{name} {entry.text}" for name, entry in zip(self.header, row[: self.groups], strict=False))
             found.setdefault(", ".join(shared), []).append(row[self.groups :])
         return list(found.items())
+
+
+PAGE_SIGNS = 118
+"""How many signs of small print (8 points) stand side by side on a page, the space between columns included."""
+LONG = 44
+"""A column of texts that are longer wraps its lines."""
+
+
+def signs(name: str, entries: Sequence[GridEntry]) -> int:
+    """How many signs wide a column is, with the space beside it."""
+    words = max((len(word) for word in name.split()), default=0)
+    widest = max((len(entry.text) + 0.8 * len(entry.note) for entry in entries), default=0)
+    return int(min(max(widest, words, 3), LONG)) + 2
+
+
+def fitting(grid: Grid, most: int) -> Grid:
+    """The grid with so few columns that it is at most so many `signs` wide: the last ones with numbers go first.
+
+    The last column is kept where it is the result, as the mean over tasks is; a note says how many columns are missing.
+    """
+    widths = [signs(name, [row[at] for row in grid.rows]) for at, name in enumerate(grid.header)]
+    kept = list(range(len(grid.header)))
+    numbers = [at for at in kept[grid.groups :] if grid.is_number(at)]
+    texts = [at for at in kept[max(grid.groups, 1) :] if not grid.is_number(at)]
+    for at in [*reversed(numbers[:-1]), *reversed(texts)]:
+        if sum(widths[at] for at in kept[grid.groups :]) <= most:
+            break
+        kept.remove(at)
+    if len(kept) == len(grid.header):
+        return grid
+    missing = len(grid.header) - len(kept)
+    return replace(
+        grid,
+        header=[grid.header[at] for at in kept],
+        rows=[[row[at] for at in kept] for row in grid.rows],
+        labels=sum(at < grid.labels for at in kept),
+        trailing=sum(at >= len(grid.header) - grid.trailing for at in kept),
+        notes=[*grid.notes, f"{missing} more column{'s' if missing > 1 else ''}: page and CSV."],
+    )
 
 
 def number(value: float | None, digits: int = 2) -> str:

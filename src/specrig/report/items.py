@@ -14,7 +14,13 @@ if TYPE_CHECKING:
 
     from specrig.report.study_results import DataTable, StudyResults
 
-Medium = Literal["html", "print"]
+Medium = Literal["html", "print", "paper"]
+"""A page, the PDF, and the folder for papers, which has all that the PDF has (`shown_in`)."""
+
+
+def shown_in(only: Medium | None, medium: Medium) -> bool:
+    """Whether an item with this `only` is in a document of the kind `medium`."""
+    return only in (None, medium) or (only == "print" and medium == "paper")
 
 
 def always(results: StudyResults) -> bool:
@@ -39,8 +45,7 @@ class Table:
     table. caption: that of a DataFrame. file: it is written to `tables/` as CSV, Markdown and LaTeX; the text is its
     caption in Snakemake's report. title: HTML puts it above the table. fold: HTML shows the table on a click on these
     words. wide: HTML gives its last column room for sentences. linked: HTML links each row to its cell's record.
-    source: the file of the study that has the table where it is too long for print, if that is not its own. front: the
-    PDF sets it below its title.
+    source: the file of the study that has the table where it is too long for print, if that is not its own.
     """
 
     name: str
@@ -53,21 +58,19 @@ class Table:
     wide: bool = False
     linked: bool = False
     source: str = ""
-    front: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
     """A figure. caption: below it. file: its caption in Snakemake's report, if another.
 
-    column: a paper sets it in one column. front: the PDF sets its first drawing below its title, in a column. draw: draws it on a `figures.panels.Sheet`; None: `figures.drawings` does.
+    column: print sets it in one column. draw: draws it on a `figures.panels.Sheet`; None: `figures.drawings` does.
     """
 
     name: str
     caption: str
     file: str = ""
     column: bool = False
-    front: bool = False
     draw: Callable[[StudyResults, Any], Drawn] | None = None
     only: Medium | None = None
 
@@ -87,7 +90,7 @@ Item = Text | Table | Figure | Block
 class Section:
     """A section. name: its anchor in HTML. given: whether a report has it.
 
-    appendix: print sets it behind the references. detail: so does the paper, whose columns it would flood.
+    first: it is the first page, without a title. appendix, detail: a paper sets it behind the references.
     """
 
     name: str
@@ -96,3 +99,9 @@ class Section:
     condition: Callable[[StudyResults], object] = always
     appendix: bool = False
     detail: bool = False
+    first: bool = False
+
+    @property
+    def late(self) -> bool:
+        """Whether a paper sets it behind the references."""
+        return self.appendix or self.detail

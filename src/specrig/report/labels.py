@@ -27,6 +27,9 @@ BATCHED_NOTE = (
 )
 FAILED_NOTE = "Struck through: the audit found output that differs from the target's."
 
+NOTES = (BOLD_NOTE, LOSSY_NOTE, FAILED_NOTE, BATCHED_NOTE)
+"""Signs that several tables use. A document explains them once."""
+
 
 def listed() -> list[str]:
     """All methods in the order of tables and legends. A method's place in this list decides its colour and marker."""

@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from specrig.analysis.statistics import LEVEL
-from specrig.report.grid import percent
 from specrig.report.items import Block, Figure, Item, Section, Table, Text
 
 if TYPE_CHECKING:
@@ -23,18 +21,27 @@ def measured(results: StudyResults) -> bool:
 
 OUTLINE = (
     Section(
+        "first",
+        "Answer",
+        (
+            Figure(
+                "ranking",
+                "Geometric mean of each method's speedups over plain decoding, at its best k, with 95 % intervals; small "
+                "dots are tasks, hollow dots lossy methods.",
+                column=True,
+            ),
+            Table("first", lambda results: results.first_table),
+            Text(lambda results: results.what_to_use),
+        ),
+        condition=measured,
+        first=True,
+    ),
+    Section("definitions", "How to read this", (Block("definitions"),)),
+    Section(
         "speedup",
         "Speedup",
         (
-            Table("headline", lambda results: results.headline, only="print", front=True),
-            Figure(
-                "ranking",
-                "All methods by the geometric mean of their speedups over autoregressive decoding, at each method's "
-                "best k (chosen on the same prompts). Lines are 95 % intervals, small dots are tasks, colours are "
-                "families. Hollow dots are lossy methods.",
-                column=True,
-                front=True,
-            ),
+            Text(lambda results: [finding.explanation for finding in results.findings]),
             Table(
                 "speedup",
                 lambda results: results.speedup,
@@ -42,21 +49,16 @@ OUTLINE = (
                 "over prompts, and the geometric mean over tasks. The best k is chosen on the same prompts.",
                 only="html",
             ),
+            Table("advice", lambda results: results.advice, only="html"),
             Figure(
                 "heatmap",
-                "Speedup over autoregressive decoding by method and task, at each method's best k (chosen on the same "
-                "prompts).",
-                "Speedup over autoregressive decoding by method (at its best k) and task. The last column is the "
-                "geometric mean over tasks. Blue is faster than plain decoding, orange is slower.",
+                "Speedup over plain decoding by method and task, at each method's best k.",
                 column=True,
             ),
             Figure(
                 "rounds",
-                "What a round of each method costs and what it yields, over all tasks, at each method's best k. The "
-                "bar is its cost in plain decoding passes, in parts; the diamond is the tokens that it emits. The "
-                "speedup is tokens / cost: a method whose diamond lies left of its bar's end is slower than plain "
-                "decoding, whatever its acceptance.",
-                "What a round of each method costs, in plain decoding passes, and the tokens that it emits.",
+                "What a round costs in plain passes (bar) and the tokens that it emits (diamond); the speedup is tokens / "
+                "cost.",
                 column=True,
             ),
         ),
@@ -77,7 +79,7 @@ OUTLINE = (
     Section(
         "tasks",
         "Results by task",
-        (Table("by_task", lambda results: list(results.by_task.values()), only="print"),),
+        (Table("by_task", lambda results: list(results.by_task.values()), only="paper"),),
         detail=True,
     ),
     Section(
@@ -86,13 +88,12 @@ OUTLINE = (
         (
             Text(
                 "A longer draft costs more, and its last tokens are accepted less often. So the acceptance rate falls "
-                f"with k, and the speed has a maximum. Bands are {percent(LEVEL)} intervals."
+                "with k, and the speed has a maximum."
             ),
             Figure(
                 "k_sweep",
-                "Acceptance rate and decoding speed against k, the number of tokens drafted per round.",
-                "Acceptance rate (top) and decoding speed (bottom) against k, the number of tokens drafted per round. "
-                "One column per task. Bands are 95 % intervals. The dashed line is autoregressive decoding.",
+                "Acceptance rate and tokens/s against k, the tokens drafted in a round, with 95 % intervals. Dashed: plain "
+                "decoding.",
             ),
             Text(lambda results: results.best_k_sentences),
         ),
@@ -108,9 +109,7 @@ OUTLINE = (
             ),
             Figure(
                 "batching",
-                "Throughput against batch size: where speculation stops paying.",
-                "Throughput of the whole batch against its size. One column per task. Bands are 95 % intervals over "
-                "batches. The dashed line decodes the same batch without drafts.",
+                "Throughput of the whole batch against its size, with 95 % intervals. Dashed: the same batch without drafts.",
             ),
         ),
         condition=lambda results: len(set(results.cells["batch_size"])) > 1,
@@ -126,11 +125,8 @@ OUTLINE = (
             ),
             Figure(
                 "traffic",
-                "Speedup against requests at once, and throughput against median latency.",
-                "Left: speedup of the server's throughput over plain decoding, against the requests that are under way "
-                "at once. Bands are 95 % intervals over blocks of time; a dot marks where speculation stops paying, "
-                "its bar is the interval. Right: throughput against median latency, hollow without drafts; up and left "
-                "is better.",
+                "Left: speedup against requests at once; a dot with its interval marks where speculation stops paying. "
+                "Right: throughput against median latency, hollow without drafts.",
             ),
             Text(lambda results: results.crossover_sentences),
             Table(
@@ -155,9 +151,7 @@ OUTLINE = (
             Text(lambda results: results.contexts_sentences),
             Figure(
                 "contexts",
-                "Acceptance length and speedup against the context.",
-                "Acceptance length (top) and speedup (bottom) against the context in tokens. One column per task. Bands are 95 % "
-                "intervals over prompts.",
+                "Acceptance length and speedup against the context in tokens, with 95 % intervals over prompts.",
             ),
             Table("contexts", lambda results: results.contexts_grid),
         ),
@@ -175,9 +169,7 @@ OUTLINE = (
             Text(lambda results: results.turns_sentences),
             Figure(
                 "turns",
-                "Acceptance length and speedup by turn of the conversation.",
-                "Acceptance length (top) and speedup (bottom) by turn of the conversation. One column per task. Bands are 95 % "
-                "intervals over conversations.",
+                "Acceptance length and speedup by turn of the conversation, with 95 % intervals over conversations.",
             ),
             Table("turns", lambda results: results.turns_grid),
         ),
@@ -194,10 +186,7 @@ OUTLINE = (
             ),
             Figure(
                 "latency",
-                "Speedup against the latency that is added to each round trip between draft and target.",
-                "Speedup against the latency that is added to each round trip between target and draft service. One "
-                "column per task. Bands are 95 % intervals. The dashed line is the same draft model in the target's own "
-                "process.",
+                "Speedup against the latency added to each round trip between target and draft. Dashed: both in one process.",
             ),
         ),
         condition=lambda results: results.runs(lambda cell: "latency_ms" in cell.options),
@@ -213,15 +202,16 @@ OUTLINE = (
                 "(accepted / drafted tokens) and alpha (mean of the sum of min(p, q)) by method and task, at each "
                 "method's best k.",
             ),
-            Table("positions", lambda results: results.positions),
+            Table("positions", lambda results: results.positions, only="html"),
             Figure(
                 "emitted_lengths",
-                "How many tokens a target pass emits, at each method's best k.",
-                "Share of target passes by the number of tokens that they emitted, at each method's best k. The mean "
-                "is the acceptance length.",
+                "Share of target passes by the number of tokens that they emit, at each method's best k.",
             ),
-            Text("Methods that copy from the text gain more where the target repeats itself, as small models do."),
-            Table("repetition", lambda results: results.repetition),
+            Text(
+                "Methods that copy from the text gain more where the target repeats itself, as small models do.",
+                only="html",
+            ),
+            Table("repetition", lambda results: results.repetition, only="html"),
         ),
         condition=measured,
     ),
@@ -246,8 +236,7 @@ OUTLINE = (
             ),
             Figure(
                 "engines",
-                "The same cells in each engine, each method at the k that suits the first engine best, with 95 % "
-                "intervals.",
+                "The same cells in each engine, at the k that suits the first one best, with 95 % intervals.",
             ),
         ),
         condition=lambda results: len(results.compared),
@@ -263,10 +252,8 @@ OUTLINE = (
             ),
             Figure(
                 "predicted",
-                "Measured speedup against the speedup predicted from acceptance and the cost of bare passes.",
-                "Measured speedup against the speedup predicted from the measured acceptance length and the measured "
-                "cost of bare forward passes. On the solid line the harness loses nothing. Below the dashed line the "
-                "report warns.",
+                "Measured speedup against the one predicted from acceptance and the cost of bare passes. On the solid line "
+                "the harness loses nothing.",
                 column=True,
             ),
             Table("efficiency", lambda results: results.efficiency),
@@ -289,9 +276,6 @@ OUTLINE = (
                 "reported",
                 "Reported speedups against measured ones, or those that acceptance and a roofline predict; shaded: "
                 "consistent with theory.",
-                "Reported speedups against measured ones, or against those predicted from the reported acceptance and "
-                "a roofline of the passes. On the solid line both agree. Figures in the shaded band are consistent "
-                "with theory.",
                 column=True,
             ),
             Table("sources", lambda results: results.claim_counts, only="html"),
@@ -316,9 +300,8 @@ OUTLINE = (
         (
             Figure(
                 "loss",
-                "Score of a method's outputs minus that of plain decoding's on the same prompts (all k together), against the "
-                "method's speedup at its best k. Bars are 95 % intervals. Lossy methods are hollow: below the line they pay for speed with quality.",
-                "Scores of the outputs, less plain decoding's, against the speedup.",
+                "Scores of the outputs, less plain decoding's, against the speedup. Lossy methods are hollow: below the line "
+                "they pay for speed with quality.",
             ),
             Table("quality", lambda results: results.quality),
         ),
@@ -350,20 +333,12 @@ OUTLINE = (
         (
             Figure(
                 "training",
-                "Training and held-out loss against wall time, of every model that the study trained. Each head has "
-                "the loss of its own method, so panels cannot be compared.",
-                "Training loss (raw and smoothed) and held-out loss of each task against wall time, for every model "
-                "that the study trained.",
+                "Training and held-out loss against wall time. Each head has a loss of its own, so panels cannot be compared.",
             ),
             Figure(
                 "learning",
-                "Tokens per round against training texts (a text counts in each epoch). Filled: successive versions of "
-                "a draft or head that the study used, measured by decoding; each had learnt from all texts up to there. "
-                "Hollow: a training of this study; tokens to expect on held-out answers, and an intermediate point was "
-                "measured before the learning rate had fallen, so a training that ends there reaches more. Crosses: "
-                "acceptance lengths that others report for other targets and prompts.",
-                "Tokens per round against training texts, for every draft and head that the study trained or that brought "
-                "its learning curve, beside published points.",
+                "Tokens a round against training texts. Filled: measured by decoding. Hollow: to expect on held-out text, "
+                "before the learning rate had fallen. Crosses: reported by others.",
             ),
         ),
         condition=lambda results: results.learnt,
@@ -390,30 +365,23 @@ OUTLINE = (
         ),
     ),
     Section("limits", "What these numbers do not say", (Text(lambda results: results.limits),)),
-    Section("definitions", "Definitions", (Block("definitions"),)),
     Section("reproduce", "Reproduce", (Block("reproduce"),)),
     Section(
         "cells",
         "Every cell",
         (
-            Table("speedup_by_task", lambda results: results.speedup, only="print", source="tables/speedup.csv"),
+            Table("speedup_by_task", lambda results: results.speedup, only="paper", source="tables/speedup.csv"),
             Table(
                 "cells",
                 lambda results: results.every_cell,
-                "Every measured cell: one row per engine, pair, method, k, task, temperature and batch size, with "
-                "speed, speedup and its 95 % interval, acceptance, costs, prediction and efficiency. An empty field "
+                "Every measured cell: one row per engine, pair, method, k, task, temperature and batch size. An empty field "
                 "means undefined, never zero.",
                 fold="cells",
                 linked=True,
+                only="html",
             ),
         ),
         condition=lambda results: len(results.cells),
-        appendix=True,
-    ),
-    Section(
-        "every_verdict",
-        "Every verdict of the audit",
-        (Table("verdicts_in_print", lambda results: results.verdicts, only="print", source="audit/records.csv"),),
         appendix=True,
     ),
 )

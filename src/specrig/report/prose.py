@@ -64,8 +64,14 @@ DEFINITIONS = {
         f"{LEAST_UNITS} prompts there is no interval; tables give the number n of prompts instead. How often the intervals "
         "contain the true value was simulated: benchmarks/interval_coverage.py."
     ),
-    "† lossy": "the acceptance rule does not keep the target's distribution. The method buys speed with a change of "
-    "its output.",
+    "best k": "the one with the largest geometric mean speedup, chosen on the same prompts that its row shows, so the best "
+    "of several k looks slightly too good.",
+    "mean over tasks": "geometric for speedups, unweighted for τ. Its interval can be far narrower than the tasks' own: "
+    "their errors partly cancel.",
+    "bold": "the fastest lossless method of its group, if it is faster than plain decoding.",
+    "†": "lossy: the acceptance rule does not keep the target's distribution; speed is bought with a change of output.",
+    "struck through": "the audit found output that differs from the target's.",
+    "naive_batching": "its baseline decodes the same prompts one after another; that of the others decodes the same batch.",
 }
 """Term -> what it means here."""
 
@@ -90,19 +96,12 @@ def scope(cells: pd.DataFrame, simulated: pd.DataFrame, tasks: list[str]) -> str
     return f"{', and '.join(parts)}; tasks: {', '.join(map(task_name, tasks))}." if parts else "No cell was measured."
 
 
-def certainty(cells: pd.DataFrame, unsettled: Mapping[str, tuple[int, int]]) -> str:
-    """How many prompts a task has, and in how many of them timing did not settle; empty without cells.
-
-    unsettled: see `StudyData.unsettled`.
-    """
-    if cells.empty:
-        return ""
-    prompts = _prompts(cells)
-    text = f"Each task has {prompts} prompt{'' if prompts == '1' else 's'}."
+def certainty(unsettled: Mapping[str, tuple[int, int]]) -> str:
+    """In how many prompts timing did not settle; empty where it did in all. unsettled: see `StudyData.unsettled`."""
     if not unsettled:
-        return text
+        return ""
     count, of = (sum(numbers[index] for numbers in unsettled.values()) for index in (0, 1))
-    text += f" Timing did not settle in {count:,} of {of:,} prompts of all cells."
+    text = f"Timing did not settle in {count:,} of {of:,} prompts of all cells."
     most = [name for name, (some, every) in unsettled.items() if some > every * MANY_UNSETTLED]
     return text + (f" More than a third of the prompts did not in {', '.join(most)}." if most else "")
 

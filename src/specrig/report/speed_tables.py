@@ -22,15 +22,6 @@ from specrig.report.labels import (
 from specrig.report.study_data import StudyData
 from specrig.report.summary import LEVELS, MEAN, comparable, over_most_tasks
 
-BEST_K = (
-    "k is the one with the largest geometric mean speedup. It was chosen on the same prompts, so the numbers of a "
-    "method with several k are slightly too good."
-)
-MEAN_NOTE = (
-    "The geometric mean's interval can be far narrower than its tasks' own: the errors of the tasks partly cancel, and "
-    "the prompts of all tasks together show the spread better."
-)
-
 
 def chose_k(summary: pd.DataFrame) -> bool:
     """Whether any method of a `speedup_summary` ran with several k, of which the best was chosen."""
@@ -43,15 +34,11 @@ def speedup_grid(summary: pd.DataFrame, tasks: list[str], study: str) -> Grid:
     study: the study's name.
     """
     titles = {**{task: task_name(task) for task in tasks}, MEAN: "geometric mean"}
-    mean_note = f" {MEAN_NOTE}" if len(tasks) > 1 else ""
     return method_grid(
         with_bold(summary, list(titles)),
         varying_levels(summary),
         {title: speedup_column(column) for column, title in titles.items()},
-        caption=(
-            "Speedup over autoregressive decoding (decode time per token, paired by prompt; geometric mean over "
-            f"prompts, 95 % interval){setting(summary)}.{mean_note}{f' {BEST_K}' if chose_k(summary) else ''}"
-        ),
+        caption=f"Speedup over autoregressive decoding with its 95 % interval{setting(summary)}.",
         label=f"tab:{study}-speedup",
         notes=[BOLD_NOTE, *table_notes(summary)],
     )
@@ -71,11 +58,7 @@ def acceptance_grid(summary: pd.DataFrame, tasks: list[str], study: str) -> Grid
         summary,
         varying_levels(summary),
         {task_name(name): acceptance(name) for name in (*tasks, "mean")},
-        caption=(
-            "Acceptance length τ (tokens per target pass, the target's own token included) and, in brackets, "
-            f"acceptance rate (accepted / drafted tokens){setting(summary)}. Unweighted mean over tasks. "
-            f"{BEST_K}"
-        ),
+        caption=f"Acceptance length τ and, in brackets, acceptance rate{setting(summary)}; unweighted mean over tasks.",
         label=f"tab:{study}-acceptance",
         notes=table_notes(summary, speeds=False),
     )

@@ -25,6 +25,7 @@ from specrig.report import (
     variant_tables,
 )
 from specrig.report.advice import advice_grid, advised
+from specrig.report.first_page import first_table, what_to_use
 from specrig.report.grid import Grid, GridEntry
 from specrig.report.labels import cell_name
 from specrig.report.method_tables import headline_grid, methods_grid, task_grid
@@ -221,9 +222,17 @@ class StudyResults:
         rows = [["/".join(each.cell.method_key[:2]), cell_name(each.cell), each.reason] for each in kept]
         return _reasons(rows, "Cells that were not run, since their engine cannot.", f"tab:{self.name}-skipped")
 
-    def advice(self, links: Callable[[dict[str, Any]], list[GridEntry]]) -> Grid:
-        """The advice box. links: see `advice.advice_grid`."""
-        return advice_grid(self.advised, self.cells, links)
+    @cached_property
+    def advice(self) -> Grid | None:
+        """The fastest lossless method of each pair and task, with its memory."""
+        return advice_grid(self.advised, self.cells) if len(self.advised) else None
+
+    first_table = cached_property(
+        lambda self: first_table(self.speedups, self.acceptances, self.study.tasks, self.name)
+    )
+    """The table of the first page."""
+    what_to_use = cached_property(lambda self: what_to_use(self.advised))
+    """The first page's sentences on what to use when."""
 
     contexts = cached_property(lambda self: variant_tables.along(self.best, self.study.cells, "context"))
     """What was measured at several contexts."""
@@ -260,8 +269,8 @@ class StudyResults:
 
     findings = cached_property(lambda self: conclusions.findings(self.speedups, self.best, self.study.tasks))
     """`conclusions.findings`: the fastest method of each engine and pair."""
-    certainty = cached_property(lambda self: prose.certainty(self.cells, self.study.unsettled))
-    """How many prompts a task has, and in how many of them timing did not settle."""
+    certainty = cached_property(lambda self: prose.certainty(self.study.unsettled))
+    """In how many prompts timing did not settle."""
 
     @cached_property
     def abstract(self) -> list[str]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pandas as pd
 
 from specrig.report.grid import Grid
-from specrig.report.items import Block, Figure, Item, Medium, Section, Table, Text
+from specrig.report.items import Block, Figure, Item, Medium, Section, Table, Text, shown_in
+from specrig.report.labels import NOTES
 from specrig.report.outline import OUTLINE
 from specrig.report.prose import DEFINITIONS
 from specrig.report.study_results import DataTable, StudyResults
@@ -53,7 +54,7 @@ class ReadySection:
     @property
     def late(self) -> bool:
         """Whether it stands behind the references of a paper."""
-        return self.section.appendix or self.section.detail
+        return self.section.late
 
     @property
     def empty(self) -> bool:
@@ -68,10 +69,11 @@ class ReadySection:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """A whole document. facts: lines below the title. definitions: term -> meaning."""
+    """A whole document. facts: lines below the title. answers: its first sentences. definitions: term -> meaning."""
 
     title: str
     facts: list[str]
+    answers: list[str]
     abstract: list[str]
     sections: list[ReadySection]
     definitions: dict[str, str]
@@ -101,7 +103,8 @@ def contents(results: StudyResults, medium: Medium, drawn: Collection[str]) -> C
     ]
     return Contents(
         f"Speculative decoding: {results.name}",
-        results.facts if medium == "html" else [results.byline],
+        [*filter(None, [results.byline, results.certainty])],
+        [*filter(None, [results.baseline_warning]), *(finding.answer for finding in results.findings)],
         results.abstract,
         [section for section in sections if not section.empty],
         DEFINITIONS,
@@ -109,14 +112,16 @@ def contents(results: StudyResults, medium: Medium, drawn: Collection[str]) -> C
 
 
 def _ready(item: Item, results: StudyResults, medium: Medium) -> Iterator[Ready]:
-    if item.only not in (None, medium):
+    if not shown_in(item.only, medium):
         return
     if isinstance(item, Text):
         found = item.of if isinstance(item.of, str) else item.of(results)
         yield from (Paragraph(text, item.warning) for text in ([found] if isinstance(found, str) else found) if text)
     elif isinstance(item, Table):
         for table in _tables(item, results, medium):
-            yield _short(table, results) if medium == "print" else table
+            own = replace(table.grid, notes=[note for note in table.grid.notes if note not in NOTES])
+            table = replace(table, grid=own)  # signs are explained once, in the definitions
+            yield table if medium == "html" else _short(table, results)
     else:
         yield item
 
@@ -125,7 +130,7 @@ def _tables(item: Table, results: StudyResults, medium: Medium) -> Iterator[Read
     found = item.of(results)
     for part in found if isinstance(found, list | tuple) else [found]:
         if isinstance(part, DataTable):
-            yield ReadyTable(item, part.printed if medium == "print" else part.formatted, part)
+            yield ReadyTable(item, part.formatted if medium == "html" else part.printed, part)
         elif isinstance(part, Grid):
             yield ReadyTable(item, part)
         elif isinstance(part, pd.DataFrame):

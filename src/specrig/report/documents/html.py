@@ -53,7 +53,7 @@ def write_report(study_dir: Path, out: Path, attachments: Attachments | None = N
 
 
 def _context(results: StudyResults, attachments: Attachments) -> dict[str, Any]:
-    study, cells = results.study, results.cells
+    study = results.study
     cell_of = {identity(members[0].cell): members[0].cell for members in study.cells.values()}
 
     def links(row: dict[str, Any]) -> list[GridEntry]:
@@ -69,8 +69,6 @@ def _context(results: StudyResults, attachments: Attachments) -> dict[str, Any]:
         "results": results,
         "contents": ready,
         "sections": [_section(section, results, attachments, links) for section in ready.sections],
-        "repeats": sorted({int(count) for count in cells["repeats"]}),
-        "advice": _with_note(results.advice(links), attachments),
         "commit": machine.commit(study.environment),
         "drawings": drawings,
         "captions": {name: item.caption for name, item in figures().items()},
@@ -98,7 +96,7 @@ def _section(section: ReadySection, results: StudyResults, attachments: Attachme
             items.append({"kind": "table", "table": entry, "grid": grid, "links": downloads})
         else:
             items.append({"kind": "figure" if isinstance(item, Figure) else "block", "name": item.name})
-    return {"name": section.section.name, "title": section.title, "entries": items}
+    return {"name": section.section.name, "title": section.title, "first": section.section.first, "entries": items}
 
 
 def _with_links(formatted: Grid, links: list[list[GridEntry]]) -> Grid:

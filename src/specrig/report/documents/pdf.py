@@ -15,7 +15,7 @@ from typing import Any
 from specrig.report.citations import cited, reference
 from specrig.report.documents.contents import Contents, Paragraph, ReadySection, ReadyTable
 from specrig.report.figures.panels import COLUMN, PAGE
-from specrig.report.grid import Grid, GridEntry, unbroken
+from specrig.report.grid import PAGE_SIGNS, Grid, GridEntry, fitting, unbroken
 from specrig.report.items import Figure
 from specrig.report.labels import DAGGER
 
@@ -59,13 +59,13 @@ def as_data(contents: Contents, figures: dict[str, list[tuple[str, str]]]) -> di
     data = {
         "title": contents.title,
         "facts": contents.facts,
-        "abstract": contents.abstract,
+        "answers": contents.answers,
         "sections": [_section(section, figures) for section in contents.sections],
-        "definitions": list(contents.definitions.items()),
+        "definitions": _halves(list(contents.definitions.items())),
     }
     marked: dict[str, Any] = _marked(data, numbers)
     # Typst's own bibliography gives up on citations in tables that are measured and break over pages.
-    return {**marked, "references": [[f"[{number}]", reference(key)] for key, number in numbers.items()]}
+    return {**marked, "references": _halves([(f"[{number}]", reference(key)) for key, number in numbers.items()])}
 
 
 def _marked(value: Any, numbers: dict[str, int]) -> Any:
@@ -81,24 +81,40 @@ def _marked(value: Any, numbers: dict[str, int]) -> Any:
     )
 
 
+def _halves(texts: list[tuple[str, str]]) -> list[list[tuple[str, str]]]:
+    """Pairs of texts in two columns of about the same length."""
+    lengths = [len(first) + len(second) for first, second in texts]
+    cut = sum(sum(lengths[: at + 1]) <= sum(lengths) / 2 + lengths[at] / 2 for at in range(len(texts)))
+    return [texts[:cut], texts[cut:]]
+
+
 def _section(section: ReadySection, figures: dict[str, list[tuple[str, str]]]) -> dict[str, Any]:
+    """A section as the template reads it. Figures of a column's width stand side by side where two follow each other."""
     items: list[dict[str, Any]] = []
+    floats = not section.section.first and not all(isinstance(item, Figure) for item in section.items)
     for item in section.items:
         if isinstance(item, ReadyTable):
-            items.append({"kind": "table", "front": item.item.front, **_table(item.grid)})
+            items.append({"kind": "table", **_table(item.grid)})
         elif isinstance(item, Figure):
-            for position, (setting, stem) in enumerate(figures.get(item.name, [])):
+            narrow = item.column and not section.section.first
+            for setting, stem in figures.get(item.name, []):
                 caption = item.caption + (f" Setting: {setting}." if setting else "")
-                front = item.front and position == 0
-                file = f"{stem}-{(COLUMN if front else PAGE).name}.pdf"
-                items.append({"kind": "figure", "front": front, "file": file, "caption": caption})
+                drawing = {"file": f"{stem}-{(COLUMN if narrow else PAGE).name}.pdf", "caption": caption}
+                last = items[-1] if items else {}
+                if narrow and last.get("narrow") and len(last["figures"]) == 1:
+                    last["figures"].append(drawing)
+                else:
+                    items.append({"kind": "figures", "narrow": narrow, "float": floats, "figures": [drawing]})
+                if section.section.first:
+                    break
         elif isinstance(item, Paragraph):
-            items.append({"kind": "warning" if item.warning else "text", "front": False, "text": item.text})
-    return {"title": section.title, "appendix": section.section.appendix, "items": items}
+            items.append({"kind": "warning" if item.warning else "text", "text": item.text})
+    return {"title": section.title, "first": section.section.first, "items": items}
 
 
 def _table(grid: Grid) -> dict[str, Any]:
     """A table; a number's sign moves into its note, so that the digits of a column stand below each other."""
+    grid = fitting(grid, PAGE_SIGNS)
     groups: list[dict[str, Any]] = [
         {"line": line, "rows": [[_entry(entry) for entry in row] for row in rows]} for line, rows in grid.grouped()
     ]

@@ -34,7 +34,7 @@ def write_for_paper(study_dir: Path, out: Path) -> list[Path]:
         figures = draw_for_paper(results, fresh / "figures")
         ready = contents(results, "print", figures)
         pdf = write_pdf(ready, figures, fresh / "figures", out / "report.pdf")
-        write_paper(ready, figures, fresh)
+        write_paper(contents(results, "paper", figures), figures, fresh)
         paper = out / "paper"
         if paper.exists():
             shutil.rmtree(paper)

@@ -73,9 +73,9 @@ class Sheet:
 
 
 SCREEN = Sheet("screen", None, 11)
-PAGE = Sheet("page", 6.9, 8, tallest=8.4)
-COLUMN = Sheet("column", 3.3, 7)
-"""One column, and both columns, of a page with two columns."""
+PAGE = Sheet("page", 6.9, 8.4, tallest=8.4)
+COLUMN = Sheet("column", 3.3, 8.4)
+"""Both columns, and one, of a page with two columns. No text on them is smaller than 7.5 points."""
 PHONE = Sheet("phone", 3.4, 8)
 """A phone that is held upright."""
 PAPER_SHEETS = (COLUMN, PAGE)

@@ -35,11 +35,10 @@ from specrig.report.figures.panels import (
     signs_note,
     top_of,
 )
-from specrig.report.figures.ranking import in_order
 from specrig.report.figures.style import INK, PAPER, method_colour, task_style
 from specrig.report.labels import BASELINES, named, task_name
 from specrig.report.round_tables import EFFICIENT
-from specrig.report.summary import MEAN
+from specrig.report.summary import MEAN, in_order
 
 
 def k_sweep(cells: pd.DataFrame, tasks: list[str], sheet: Sheet) -> Figure:

@@ -27,14 +27,7 @@ from specrig.report.figures.panels import (
 )
 from specrig.report.figures.style import GRID, INK, ROUND_PARTS, family_colour, method_family
 from specrig.report.labels import BASELINES, task_name
-from specrig.report.summary import MEAN
-
-
-def in_order(summary: pd.DataFrame) -> pd.DataFrame:
-    """The rows of a `speedup_summary`, the fastest first; then those of fewer tasks, and those without a mean last."""
-    rows = summary.assign(tasks=summary["tasks"].where(summary[MEAN].notna()))
-    order = rows.sort_values(["tasks", MEAN], ascending=False, kind="stable", na_position="last").index
-    return summary.loc[order].reset_index(drop=True)
+from specrig.report.summary import MEAN, in_order
 
 
 def ranking(summary: pd.DataFrame, tasks: list[str], sheet: Sheet) -> Figure:
@@ -47,7 +40,7 @@ def ranking(summary: pd.DataFrame, tasks: list[str], sheet: Sheet) -> Figure:
         label, family = row_label(row), method_family(row["method"])
         colour = families.setdefault(family, family_colour(family))
         for task in tasks:
-            dots = ax.plot(row[task], y, "o", color=colour, alpha=0.45, markersize=0.28 * sheet.size, markeredgewidth=0)
+            dots = ax.plot(row[task], y, "o", color=colour, alpha=0.45, markersize=0.4 * sheet.size, markeredgewidth=0)
             mark(dots, family, [tip(f"{label}, {task_name(task)}", *_values(row, task), unit="×")])
         mean, low, high = _values(row, MEAN)
         face = colour if row["lossless"] else "none"

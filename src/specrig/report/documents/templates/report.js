@@ -1,7 +1,7 @@
 "use strict";
 const all = (selector, inside = document) => [...inside.querySelectorAll(selector)];
 
-// Tables: a click on a column's title sorts each group of rows; a field above tables of more than eight rows hides the rows without its words.
+// Tables: a click on a column's title sorts each group of rows; a field above tables of fifteen rows and more hides the rows without its words.
 const number = (text) => { const found = text.replace(/,(?=\d{3})/g, "").match(/^(?:< )?([-−]?\d[\d.]*(?:e[-+]?\d+)?)/); return found ? parseFloat(found[1]) : NaN; };
 const compare = (a, b) => {
   const [x, y] = [number(a), number(b)];
@@ -21,13 +21,13 @@ function sortBy(title, column) {
 for (const table of all("table")) {
   const rows = all("tbody tr:not(.group)", table);
   if (!table.tHead || rows.length < 2) continue;
-  all("th", table.tHead).forEach((title, column) => {
+  if (!table.closest(".first")) all("th", table.tHead).forEach((title, column) => {
     const button = document.createElement("button");
     button.append(...title.childNodes);
     button.addEventListener("click", () => sortBy(title, column));
     title.append(button);
   });
-  if (rows.length <= 8) continue;
+  if (rows.length < 15) continue;
   const field = Object.assign(document.createElement("input"), { type: "search", placeholder: `filter ${rows.length} rows` });
   field.setAttribute("aria-label", "words that a row must have");
   field.addEventListener("input", () => {
