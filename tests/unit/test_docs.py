@@ -21,6 +21,7 @@ from specrig.cli import app
 from specrig.decoding.drafters import registry
 from specrig.engines import registry as engines
 from specrig.planning.plan import plan_of
+from specrig.report.metrics import markdown
 from specrig.study.config import Config, MethodEntry
 from specrig.study.load import load_study
 
@@ -163,6 +164,10 @@ def test_every_column_of_cells_is_defined() -> None:
         for column in re.findall(r"[a-z0-9_]+", row[0])
     }
     assert set(COLUMNS) | set(EXTRAS) <= defined
+
+
+def test_the_table_of_metrics_is_that_of_the_registry() -> None:
+    assert markdown() in TEXTS[ROOT / "docs/metrics.md"], "python -m specrig.report.metrics prints it"
 
 
 def test_every_key_of_a_study_is_described() -> None:

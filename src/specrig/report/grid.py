@@ -72,7 +72,7 @@ class Grid:
         return list(found.items())
 
 
-PAGE_SIGNS = 118
+PAGE_SIGNS = 112
 """How many signs of small print (8 points) stand side by side on a page, the space between columns included."""
 LONG = 44
 """A column of texts that are longer wraps its lines."""
@@ -146,9 +146,9 @@ def figure(name: str, digits: int = 2) -> Column:
     return lambda row: number(row[name], digits)
 
 
-def share(name: str) -> Column:
+def share(name: str, digits: int = 0) -> Column:
     """The column `name` in per cent."""
-    return lambda row: percent(row[name])
+    return lambda row: percent(row[name], digits)
 
 
 def estimate(name: str, digits: int = 2, *, scale: float = 1) -> Column:

@@ -13,16 +13,14 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from specrig.report.citations import cited
-from specrig.report.grid import Grid, GridEntry
+from specrig.report.grid import LONG, PAGE_SIGNS, Grid, GridEntry, fitting, signs
 from specrig.report.labels import DAGGER
 
 PAGE = 45
 """The number of rows that fit on one page. A longer table becomes a longtable, which continues over several pages."""
-COLUMN_SIGNS, PAGE_SIGNS = 58, 130
-"""How many signs of a line in footnotesize fit into a column, and of one in scriptsize onto a page."""
-LONG = 44
-"""A column of texts that are longer wraps its lines."""
-PACKAGES = r"\usepackage{array,booktabs,graphicx,longtable,pdflscape,siunitx}"
+COLUMN_SIGNS = 54
+"""How many signs of a line in footnotesize fit into a column."""
+PACKAGES = r"\usepackage{array,booktabs,longtable,siunitx}"
 """What a document needs to include any of the tables; siunitx of version 3."""
 STRIKING = r"\newcommand{\struck}[1]{\setbox0=\hbox{#1}\rlap{\rule[.5ex]{\wd0}{.4pt}}\box0}"
 """What it needs besides for a table with results that the audit failed."""
@@ -36,6 +34,7 @@ def latex(grid: Grid) -> str:
 
     Numbers are aligned at the decimal point. ArXiv numbers that references.bib has become citations.
     """
+    grid = fitting(grid, PAGE_SIGNS)
     groups = grid.grouped()
     rows = [row for _, members in groups for row in members]
     columns = [
@@ -59,7 +58,10 @@ def latex(grid: Grid) -> str:
         signs=sum(column.signs for column in columns),
         packages=PACKAGES + (STRIKING if any(entry.struck for row in rows for entry in row) else ""),
     )
-    return "\n".join(table.over_pages() if over_pages(grid) else table.on_a_page()) + "\n"
+    lines = table.over_pages() if over_pages(grid) else table.on_a_page()
+    if any(name in line for line in lines for name in (r"\cjk{", r"\foreign{")):
+        lines.insert(1, FALLBACK)
+    return "\n".join(lines) + "\n"
 
 
 def over_pages(grid: Grid) -> bool:
@@ -93,8 +95,7 @@ class _Column:
     @cached_property
     def signs(self) -> int:
         """How many signs wide it is."""
-        widest = max((len(entry.text) + 0.8 * len(entry.note) for entry in self.entries), default=0)
-        return int(min(max(widest, *(len(line) for line in self.lines), 3), LONG)) + 2
+        return signs(self.name, self.entries)
 
     @cached_property
     def wraps(self) -> bool:
@@ -159,35 +160,31 @@ class _Table:
     packages: str
 
     def on_a_page(self) -> list[str]:
-        """The lines of a floating table over one or both columns of a page, scaled down where it would be wider."""
+        """The lines of a floating table over one or both columns of a page, whichever it needs."""
         kind = "table*" if self.signs > COLUMN_SIGNS else "table"
         return [
             f"% needs: {self.packages}",
             rf"\begin{{{kind}}}[tp]",
             rf"\centering\footnotesize\setlength{{\tabcolsep}}{{4pt}}\setlength{{\belowcaptionskip}}{{6pt}}{SETUP}",
             self.caption,
-            r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
             f"\\begin{{tabular}}{{{self.spec}}}",
             *(r"\toprule", self.head, r"\midrule", *self.body, r"\bottomrule"),
-            r"\end{tabular}}",
+            r"\end{tabular}",
             rf"\end{{{kind}}}",
         ]
 
     def over_pages(self) -> list[str]:
-        """The lines of a table over several pages, with the column names on each; landscape where it is wide."""
-        wide = self.signs > PAGE_SIGNS
-        size = r"\tiny" if self.signs > 1.4 * PAGE_SIGNS else r"\scriptsize"
+        """The lines of a table over several pages, with the column names on each."""
         return [
             f"% needs: {self.packages}; one column of text, as in an appendix",
-            r"\begin{landscape}" if wide else r"\begingroup",
-            rf"{size}\setlength{{\tabcolsep}}{{3pt}}\setlength{{\LTcapwidth}}{{\linewidth}}{SETUP}",
+            rf"\begingroup\footnotesize\setlength{{\tabcolsep}}{{4pt}}\setlength{{\LTcapwidth}}{{\linewidth}}{SETUP}",
             f"\\begin{{longtable}}{{{self.spec}}}",
             _line(self.caption),
             *(r"\toprule", self.head, r"\midrule", r"\endfirsthead"),
             *(r"\toprule", self.head, r"\midrule", r"\endhead", r"\bottomrule", r"\endfoot"),
             *self.body,
             r"\end{longtable}",
-            r"\end{landscape}" if wide else r"\endgroup",
+            r"\endgroup",
         ]
 
 
@@ -204,9 +201,27 @@ _SIGNS = {sign: f"\\{sign}" for sign in "&%$#_{}"} | {
 }  # fmt: skip
 
 
+LATIN = 0x250
+"""Fonts of LaTeX have the letters before this one, Czech and Turkish ones included; of later ones a few signs."""
+FOREIGN = r"""\makeatletter\@ifundefined{XeTeXversion}{\@ifundefined{directlua}{%
+\IfFileExists{CJKutf8.sty}{\usepackage{CJKutf8}\newcommand{\cjk}[2]{\begin{CJK}{UTF8}{gbsn}#1\end{CJK}}}{}}{}}{}\makeatother"""
+"""The preamble of a document: Chinese and Japanese letters, where LaTeX has the package for them."""
+FALLBACK = r"\providecommand{\cjk}[2]{\ifdefined\XeTeXversion#1\else\ifdefined\directlua#1\else#2\fi\fi}\providecommand{\foreign}[2]{\ifdefined\XeTeXversion#1\else\ifdefined\directlua#1\else#2\fi\fi}"
+"""Letters for which LaTeX has no font stand as their code point, so that a name survives."""
+_KEPT = "’‘“”"
+
+
+def _foreign(sign: str) -> str:
+    """A letter that LaTeX's usual fonts lack, with its code point."""
+    if sign in _KEPT:
+        return sign
+    name = "cjk" if 0x2E80 <= ord(sign) < 0xA000 or 0xFF00 <= ord(sign) < 0xFFF0 else "foreign"
+    return rf"\{name}{{{sign}}}{{U+{ord(sign):04X}}}"
+
+
 def escape(text: str) -> str:
     """`text` for LaTeX: special and missing characters become commands; minus signs and the space before % are typeset."""
-    escaped = "".join(_SIGNS.get(sign, sign) for sign in text)
+    escaped = "".join(_SIGNS.get(sign) or (sign if ord(sign) < LATIN else _foreign(sign)) for sign in text)
     escaped = re.sub(r"(?<=\d) \\%", r"\\,\\%", escaped)
     escaped = re.sub(r"(?<![\w-])-(?=\d)", "$-$", escaped)
     return cited(escaped, lambda key: rf"\cite{{{key}}}")

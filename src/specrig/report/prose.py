@@ -11,6 +11,7 @@ from specrig.analysis.statistics import DIFFERENCE, LEAST_UNITS, LEVEL, POWER
 from specrig.report.grid import number, percent
 from specrig.report.labels import BASELINES, task_name
 from specrig.report.machine import model_rows
+from specrig.report.metrics import definitions
 from specrig.report.round_tables import EFFICIENT
 from specrig.report.speed_tables import chose_k
 from specrig.report.study_data import StudyData
@@ -22,47 +23,10 @@ MANY_UNSETTLED = 1 / 3
 """The report names cells in which timing did not settle in more than this share of the prompts."""
 
 DEFINITIONS = {
-    "speedup": (
-        "baseline decode time per token / method decode time per token. It is computed for each prompt (for each "
-        "batch, if batched) and counted in token ids. The first token comes from prefill and does not count. The mean "
-        "over prompts is geometric."
-    ),
-    "end-to-end speedup": "the same per emitted token, with the prefill of target and draft included.",
-    "acceptance rate": "accepted / drafted tokens over all rounds. It is undefined (–) where nothing was drafted.",
-    "acceptance length τ": (
-        "tokens emitted per target pass, the correction or bonus token included. Rounds without a draft count. It is "
-        "one without speculation."
-    ),
-    "α": (
-        "mean over reached draft positions of Σ min(p, q): the probability that one drafted token is accepted "
-        "(Leviathan et al., arXiv 2211.17192)."
-    ),
-    "draft cost c": "draft seconds per drafted position / seconds of a bare one-token target pass of the baseline.",
-    "verification cost v": "mean seconds of the method's target passes / seconds of a bare one-token target pass.",
-    "predicted speedup": (
-        "τ / (draft seconds per round in target passes + v). For a chain of constant k the denominator is k·c + v(k+1) "
-        "(Leviathan et al., Theorem 3.8, where v = 1)."
-    ),
-    "efficiency": "measured / predicted speedup: the share of the possible speed that remains after the harness's own "
-    "work.",
-    "memory floor": (
-        "the share of the memory's bandwidth that a bare one-token pass of the baseline reaches: the time for the bytes "
-        "that it must read (the weights once; keys and values of the mean context) at the speed of a large copy on the "
-        "same device, measured by the same job with read and written bytes counted, / the measured time. A model that "
-        "stays in the processor's cache can exceed it."
-    ),
-    "energy": (
-        "joules of the device over a whole generation, prefill included, per emitted token. The ratio is the method's "
-        "over the baseline's."
-    ),
-    "tokens/s": "decode tokens of all prompts / their decode seconds.",
+    **definitions(),
     "interval": (
-        f"{percent(LEVEL)}, over prompts: Student's t, widened on the side to which prompts are skewed (Hall's "
-        "transformation). Intervals of speedups and rates are computed for logarithms. Ratios of sums are linearised, "
-        "with the degrees of freedom of Bell and McCaffrey. A mean over tasks has the degrees of freedom of Welch and "
-        "Satterthwaite. With fewer than "
-        f"{LEAST_UNITS} prompts there is no interval; tables give the number n of prompts instead. How often the intervals "
-        "contain the true value was simulated: benchmarks/interval_coverage.py."
+        f"{percent(LEVEL)}, over prompts, of logarithms for speedups and rates. With fewer than {LEAST_UNITS} prompts there "
+        "is none; tables give the number n of prompts instead."
     ),
     "best k": "the one with the largest geometric mean speedup, chosen on the same prompts that its row shows, so the best "
     "of several k looks slightly too good.",

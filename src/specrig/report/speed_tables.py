@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from specrig.analysis.cells import row_dicts
-from specrig.report import grid
+from specrig.report import grid, metrics
 from specrig.report.grid import Column, Grid, GridEntry
 from specrig.report.labels import (
     BATCHED_NOTE,
@@ -87,28 +87,15 @@ def speedup(row: dict[str, Any]) -> GridEntry:
     return grid.measured(row, "speedup", bold=row.get("bold", False), struck=row["failed"])
 
 
-RATES: dict[str, Column] = {
-    "tokens/s": grid.figure("tokens_per_s", 1),
-    "baseline tokens/s": grid.figure("baseline_tokens_per_s", 1),
-}
-ACCEPTANCE: dict[str, Column] = {
-    "τ": grid.figure("acceptance_length"),
-    "acceptance rate": grid.share("acceptance_rate"),
-    "predicted": grid.figure("predicted_speedup"),
-    "efficiency": grid.figure("efficiency"),
-}
+RATES = metrics.columns("speed")
+ACCEPTANCE = metrics.columns("acceptance")
 """What tables of cells show beside the speedup."""
-DEVICE: dict[str, tuple[str, Column]] = {
-    "energy_per_token_j": ("J/token", grid.figure("energy_per_token_j", 3)),
-    "energy_ratio": ("energy / baseline's energy", grid.figure("energy_ratio", 3)),
-    "floor_share": ("memory floor / measured pass", grid.share("floor_share")),
-}
-"""Column -> (title, column for readers), of columns that are there where the device's counters or its bandwidth are known."""
 
 
 def device_columns(table: pd.DataFrame) -> dict[str, Column]:
-    """Those of `DEVICE` that a table has."""
-    return dict(DEVICE[name] for name in DEVICE if name in table)
+    """The metrics of the device's counters and bandwidth that a table has."""
+    known = [metric for metric in metrics.METRICS.values() if metric.shown == "device" and metric.name in table]
+    return {metric.title: metric.column for metric in known}
 
 
 def with_bold(summary: pd.DataFrame, columns: list[str]) -> pd.DataFrame:

@@ -19,6 +19,7 @@ from specrig.measurement.records import Record, RecordError, read_index, read_re
 from specrig.measurement.traffic.records import Turn, study_turns
 from specrig.report.damage import reading
 from specrig.report.labels import short_names
+from specrig.report.metrics import METRICS
 from specrig.study.config import MethodEntry
 from specrig.study.learning_curve import LearningPoint
 from specrig.tables import read_table
@@ -120,6 +121,9 @@ class StudyData:
     def with_floor(self, table: pd.DataFrame, cells: dict[str, list[Record]]) -> pd.DataFrame:
         """`table` with labels and, where known, the memory floor. table: the `cells_table` of `cells`, in its order."""
         table = self.labelled(table)
+        for metric in METRICS.values():
+            if metric.of is not None:
+                table[metric.name] = [metric.of(records) for records in cells.values()]
         shares = [
             floor_share(records, self.environments.get(records[0].cell.method_key, {})) for records in cells.values()
         ]

@@ -22,6 +22,7 @@ from specrig.files import file_sha256
 from specrig.measurement.records import Record
 from specrig.report import grid
 from specrig.report.labels import method_name, named, task_name
+from specrig.report.metrics import METRICS
 from specrig.report.study_data import MeasuredJob, StudyData, training_curves
 from specrig.report.summary import LEVELS, MEAN, acceptance_summary, audit_failures, speedup_summary
 from specrig.tasks.variants import SIGN, variant_of
@@ -254,9 +255,10 @@ def _cell_run(
             **model_hashes(job.environment, "target", "draft"),
         },
         metrics={
-            name: float(value)
-            for name, value in row.items()
-            if name not in IDENTITY and isinstance(value, int | float) and not isinstance(value, bool)
+            name: float(row[name])
+            for metric in METRICS.values()
+            for name in ("prompts", "tokens", *metric.columns)
+            if isinstance(row.get(name), int | float)
         },
         series={
             f"{'prompt' if cell.batch_size == 1 else 'batch'}/speedup": [

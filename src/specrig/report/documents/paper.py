@@ -13,7 +13,7 @@ from specrig.report.documents.contents import Contents, Paragraph, Ready, ReadyS
 from specrig.report.figures.panels import COLUMN, PAGE
 from specrig.report.grid import Grid
 from specrig.report.items import Block, Figure
-from specrig.report.latex import PACKAGES, STRIKING, escape, latex, over_pages
+from specrig.report.latex import FALLBACK, FOREIGN, PACKAGES, STRIKING, escape, latex, over_pages
 
 TEMPLATE = "main.tex.j2"
 
@@ -50,6 +50,7 @@ def write_paper(contents: Contents, figures: dict[str, list[tuple[str, str]]], o
             contents=contents,
             packages=[PACKAGES, *([STRIKING] if any(_struck(grid) for grid in contents.tables()) else [])],
             tex=escape,
+            foreign=FOREIGN + FALLBACK,
             body=[(section.title, items) for section, items in sections if not section.late],
             appendix=[(section.title, items) for section, items in sections if section.late],
             long=[f"tables/{_stem(grid)}" for section, _ in sections if not section.late for grid in _long(section)],

@@ -37,14 +37,15 @@ def write_pdf(
         (folder / TEMPLATE).write_text(
             files("specrig.report.documents").joinpath("templates", TEMPLATE).read_text(encoding="utf-8")
         )
-        (folder / "data.json").write_text(json.dumps(as_data(contents, figures), ensure_ascii=False), encoding="utf-8")
+        data = json.dumps(as_data(contents, figures), ensure_ascii=False)
+        (folder / "data.json").write_text(data, encoding="utf-8")
         for file in drawn.glob("*.pdf"):
             shutil.copyfile(file, folder / file.name)
         typst.compile(
             str(folder / TEMPLATE),
             output=str(folder / "report.pdf"),
             root=str(folder),
-            ignore_system_fonts=True,
+            ignore_system_fonts=not any(ord(sign) > 0x2E80 for sign in data),  # of other scripts' letters
             pdf_tags=tags,
         )
         out.parent.mkdir(parents=True, exist_ok=True)

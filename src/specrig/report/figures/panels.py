@@ -58,7 +58,7 @@ class Sheet:
     @property
     def label_length(self) -> int | None:
         """How many characters of a label fit beside a panel; None: any number."""
-        return None if self.width is None else 24 if self.narrow else 36
+        return None if self.width is None else 20 if self.narrow else 36
 
     def columns(self, panels: int, most: int) -> int:
         """How many `panels` stand side by side, at most `most`, two on a narrow sheet; rows are about equal."""
