@@ -63,13 +63,13 @@ def test_nothing_is_wider_than_the_window(browser: Browser, page: str, width: in
 
 def test_a_phone_gets_its_own_drawings_and_a_short_page(browser: Browser, page: str) -> None:
     expression = (
-        "[...document.querySelectorAll('#speedup figure svg')].filter((svg) => svg.getClientRects().length).map((svg) "
+        "[...document.querySelectorAll('#first figure svg')].filter((svg) => svg.getClientRects().length).map((svg) "
         "=> svg.classList[0])"
     )
     browser.open(page, 390)
     browser.run("new Promise((done) => setTimeout(done, 500))")
     assert set(browser.run(expression)) == {"phone"}
-    small = """Math.min(...[...document.querySelectorAll("#speedup svg.phone text")].map((text) =>
+    small = """Math.min(...[...document.querySelectorAll("#first svg.phone text")].map((text) =>
         parseFloat(getComputedStyle(text).fontSize) * Math.hypot(text.getScreenCTM().a, text.getScreenCTM().b)))"""
     assert browser.run(small) >= 9, "letters of less than 9 pixels"
     assert browser.run("document.documentElement.scrollHeight") < 9000
@@ -77,16 +77,16 @@ def test_a_phone_gets_its_own_drawings_and_a_short_page(browser: Browser, page: 
     assert set(browser.run(expression)) == {"screen"}
 
 
-def test_the_links_of_the_advice_are_in_view(browser: Browser, page: str) -> None:
+def test_the_first_table_is_in_view_whole(browser: Browser, page: str) -> None:
     browser.open(page, 920)
     widths = browser.run(
-        "(() => { const box = document.querySelector('.advice .wide'); return [box.scrollWidth, box.clientWidth]; })()"
+        "(() => { const box = document.querySelector('#first .wide'); return [box.scrollWidth, box.clientWidth]; })()"
     )
     assert widths[0] <= widths[1]
 
 
 def test_colours_of_the_page_reach_its_figures_in_the_dark(browser: Browser, page: str) -> None:
-    colours = """["body", "#speedup svg text"].map((found) => getComputedStyle(document.querySelector(found)))
+    colours = """["body", "#first svg text"].map((found) => getComputedStyle(document.querySelector(found)))
         .map((style, place) => place ? style.fill : style.backgroundColor)"""
     browser.open(page)
     light = browser.run(colours)
@@ -141,7 +141,7 @@ def centre(browser: Browser, element: str) -> tuple[float, float]:
 def test_a_bar_says_its_value_on_hover(browser: Browser, page: str) -> None:
     browser.open(page)
     bar = (
-        "[...document.querySelectorAll('#speedup svg.screen [data-tips]')].find((part) => "
+        "[...document.querySelectorAll('#first svg.screen [data-tips]')].find((part) => "
         "part.dataset.tips.startsWith('eagle'))"
     )
     expected = browser.run(f"{bar}.dataset.tips")
@@ -176,9 +176,9 @@ def test_a_click_on_the_legend_switches_a_series_off_and_on(browser: Browser, pa
 
 
 def first_links(browser: Browser) -> dict[str, str]:
-    """Text -> address of the links in the first row of the advice."""
+    """Text -> address of the links in the first row of the cells."""
     found = browser.run(
-        "[...document.querySelector('.advice tbody tr').querySelectorAll('a')].map((a) => [a.textContent, a.href])"
+        "[...document.querySelector('#cells tbody tr:not(.group)').querySelectorAll('a')].map((a) => [a.textContent, a.href])"
     )
     return dict(found)
 
@@ -188,18 +188,18 @@ def test_a_row_leads_to_its_record_and_its_run(browser: Browser, page: str) -> N
     links = first_links(browser)
     record = Path(unquote(links["record"].removeprefix("file://")))
     cell = json.loads(record.read_text().splitlines()[0])["cell"]
-    assert cell["task"] == browser.run("document.querySelector('.advice tbody td').textContent")
+    assert cell["method"] == browser.run("document.querySelector('#cells tbody tr:not(.group) td').textContent")
     name = "/".join([cell["engine"], cell["pair"], cell["method"], record.stem])
     assert unquote(links["run"]).endswith(f"&searchFilter=tags.cell = '{name}'")
 
 
-def test_only_tables_of_more_than_eight_rows_have_a_filter(browser: Browser, page: str) -> None:
+def test_only_tables_of_fifteen_rows_and_more_have_a_filter(browser: Browser, page: str) -> None:
     browser.open(page)
     counted = """[...document.querySelectorAll("table")].map((table) => [table.querySelectorAll("tbody tr:not(.group)").length,
         table.parentNode.previousElementSibling?.tagName === "INPUT"])"""
     found = browser.run(counted)
-    assert any(filtered for _, filtered in found) and any(1 < rows <= 8 for rows, _ in found)
-    assert all(filtered == (rows > 8) for rows, filtered in found)
+    assert any(filtered for _, filtered in found) and any(1 < rows < 15 for rows, _ in found)
+    assert all(filtered == (rows >= 15) for rows, filtered in found)
 
 
 def test_contents_stay_at_the_side_of_a_wide_window(browser: Browser, page: str) -> None:
@@ -231,17 +231,6 @@ def test_contents_are_a_folded_menu_on_a_phone(browser: Browser, page: str) -> N
     top = "new Promise((done) => setTimeout(() => done(document.querySelector('#limits').getBoundingClientRect().top), 50))"
     assert 0 < browser.run(top) < 200, "the section stands below the menu's bar"
     assert browser.run(f"{menu}.open") is False and browser.run("document.querySelector('#limits').open") is True
-
-
-def test_the_advice_is_cards_on_a_phone(browser: Browser, page: str) -> None:
-    browser.open(page, 390)
-    box = "document.querySelector('.advice .wide')"
-    assert browser.run(f"{box}.scrollWidth <= {box}.clientWidth"), "nothing is cut off"
-    assert browser.run(f"{box}.querySelector('thead').getClientRects().length") == 0
-    row = f"[...{box}.querySelectorAll('tbody tr')[0].cells].map((cell) => [cell.dataset.label ?? '', cell.offsetTop])"
-    labels, tops = zip(*browser.run(row), strict=True)
-    assert labels[:4] == ("task", "method", "k", "speedup")
-    assert list(tops[:4]) == sorted(set(tops[:4])), "a line for each value"
 
 
 def test_a_link_unfolds_its_section(browser: Browser, page: str) -> None:
