@@ -7,8 +7,8 @@ from synthetic import cell_records
 
 from specrig.analysis.cells import cells_table
 from specrig.cell import Cell
-from specrig.report.figures.batching import batching
 from specrig.report.figures.panels import SCREEN, NothingError
+from specrig.report.figures.sweeps import batching
 
 SIZES = {"code": (1, 2, 4), "translation": (1,)}
 

@@ -10,8 +10,8 @@ from synthetic import cell_records, write_job, write_study
 from specrig.analysis.cells import cells_table
 from specrig.cell import Cell
 from specrig.report.documents.html import write_report
-from specrig.report.figures.latency import latency, with_latency
 from specrig.report.figures.panels import SCREEN, NothingError
+from specrig.report.figures.sweeps import latency, with_latency
 from specrig.study.config import MethodEntry
 
 

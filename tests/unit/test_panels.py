@@ -7,7 +7,7 @@ import pytest
 from matplotlib.axes import Axes
 from synthetic import write_study
 
-from specrig.report.figures import plots
+from specrig.report.figures import plots, sweeps
 from specrig.report.figures.panels import COLUMN, PAGE, PHONE, SCREEN, Sheet
 from specrig.report.figures.style import rc
 from specrig.report.study_data import read_study
@@ -23,7 +23,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> StudyResults:
 
 def _sweep(results: StudyResults, sheet: Sheet) -> list[Axes]:
     with plt.rc_context(rc(sheet.size)):
-        figure = plots.k_sweep(results.cells, list(TASKS), sheet)
+        figure = sweeps.k_sweep(results.cells, list(TASKS), sheet)
         figure.draw_without_rendering()
         plt.close(figure)
     return [panel for panel in figure.axes if panel.get_visible()]

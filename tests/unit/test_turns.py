@@ -18,8 +18,8 @@ from specrig.measurement.records import Record, read_records
 from specrig.measurement.runner import measure
 from specrig.measurement.task_prompts import prepared
 from specrig.models.pair import PairFiles
-from specrig.report.figures.along import along
 from specrig.report.figures.panels import SCREEN, NothingError
+from specrig.report.figures.sweeps import along
 from specrig.report.study_data import read_study
 from specrig.report.study_results import StudyResults
 from specrig.study.load import load_study

@@ -25,7 +25,7 @@ MANY_UNSETTLED = 1 / 3
 DEFINITIONS = {
     **definitions(),
     "interval": (
-        f"{percent(LEVEL)}, over prompts, of logarithms for speedups and rates. With fewer than {LEAST_UNITS} prompts there "
+        f"{percent(LEVEL)}, over prompts: a moderated t (Smyth), of logarithms for speedups and rates. With fewer than {LEAST_UNITS} prompts there "
         "is none; tables give the number n of prompts instead."
     ),
     "best k": "the one with the largest geometric mean speedup, chosen on the same prompts that its row shows, so the best "

@@ -24,15 +24,13 @@ from specrig.analysis.acceptance import emitted_lengths
 from specrig.analysis.cells import identity, row_dicts, row_identity
 from specrig.measurement.records import Record
 from specrig.report.figures import curves, plots, ranking
-from specrig.report.figures.along import along
-from specrig.report.figures.batching import batching
 from specrig.report.figures.engines_figure import engines_figure
-from specrig.report.figures.latency import latency
 from specrig.report.figures.loss import speed_against_loss
 from specrig.report.figures.marks import named
 from specrig.report.figures.panels import PAPER_SHEETS, PHONE, SCREEN, NothingError, Sheet, empty
 from specrig.report.figures.reported_figure import reported_against
 from specrig.report.figures.style import rc
+from specrig.report.figures.sweeps import along, batching, k_sweep, latency
 from specrig.report.figures.traffic_figure import traffic
 from specrig.report.outline import figures
 from specrig.report.study_data import read_study
@@ -153,7 +151,7 @@ def _of_setting(
     records = [record for members in measured for record in members]
     summary, best = speedup_summary(cells, records, tasks), best_rows(cells)
     return {
-        "k_sweep": lambda sheet: plots.k_sweep(cells, tasks, sheet),
+        "k_sweep": lambda sheet: k_sweep(cells, tasks, sheet),
         "heatmap": lambda sheet: plots.heat_map(summary, tasks, sheet),
         "ranking": lambda sheet: ranking.ranking(summary, tasks, sheet),
         "rounds": lambda sheet: ranking.rounds(best, sheet),

@@ -11,25 +11,19 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import FuncFormatter
 
 from specrig.analysis.cells import row_dicts
 from specrig.report.figures.marks import mark, tip
 from specrig.report.figures.panels import (
-    PERCENT,
     TIMES,
     NothingError,
     Sheet,
-    by_task,
     check_compares,
-    draw_band,
-    edges,
-    feet,
     in_lines,
     legend_below,
     make_panels,
     method_handles,
-    method_lines,
     note_below,
     row_label,
     signs_note,
@@ -39,43 +33,6 @@ from specrig.report.figures.style import INK, PAPER, method_colour, task_style
 from specrig.report.labels import BASELINES, named, task_name
 from specrig.report.round_tables import EFFICIENT
 from specrig.report.summary import MEAN, in_order
-
-
-def k_sweep(cells: pd.DataFrame, tasks: list[str], sheet: Sheet) -> Figure:
-    """Acceptance rate (top) and tokens/s (bottom) against k, with 95 % bands: one panel per task, one line per method."""
-    cells = cells[~cells["method"].isin(list(BASELINES))]
-    if cells.empty:
-        raise NothingError("no speculative cells in this study")
-    figure, grid = by_task(sheet, 2, tasks, width=3.1, height=2.7)
-    ks = sorted(set(cells["k"]))
-    most, fastest = top_of(cells, "acceptance_rate"), top_of(cells, "tokens_per_s")
-    for task, rate, speed in zip(tasks, *grid, strict=True):
-        here = cells[cells["task"] == task].sort_values("k")
-        for label, style, line in method_lines(here):
-            draw_band(rate, line, "acceptance_rate", style, label)
-            draw_band(speed, line, "tokens_per_s", style, label)
-        plain = here["baseline_tokens_per_s"].median()
-        mark(speed.axhline(plain, color=INK, linestyle=(0, (4, 3)), linewidth=1.2), "autoregressive")
-        for ax in (rate, speed):
-            ax.set_xlim(ks[0] - 0.5, ks[-1] + 0.5)  # else the axis of a single k is all fractions
-            ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-        rate.set_ylim(0, most)
-        rate.yaxis.set_major_formatter(PERCENT)
-        speed.set_ylim(0, fastest)
-    over = "k (drafted tokens a round)"
-    if sheet.width:  # panels are small, and the caption says the rest
-        texts = ("acceptance", "tokens/s")
-        figure.supxlabel(over, fontsize=sheet.size)
-    else:
-        texts = ("acceptance rate", "tokens/s (decoding)")
-        for ax in feet(sheet, grid):
-            ax.set_xlabel(over)
-    for labelled, text in zip(edges(sheet, grid), texts, strict=True):
-        for ax in labelled:
-            ax.set_ylabel(text)
-    baseline = Line2D([], [], color=INK, linestyle=(0, (4, 3)), linewidth=1.2, label="autoregressive")
-    legend_below(figure, [*method_handles(cells), baseline], note=signs_note(cells))
-    return figure
 
 
 def heat_map(summary: pd.DataFrame, tasks: list[str], sheet: Sheet) -> Figure:
