@@ -297,3 +297,15 @@ def test_what_has_left_the_study_is_in_no_audit_and_no_load(tmp_path: Path) -> N
     found = read_study(study)
     assert [path.stem for path in found.audit_files()] == ["exact-native-ngram", "records"]
     assert {record.cell.method for record in found.records} == {"ngram"}
+
+
+def test_a_table_that_is_too_wide_has_fewer_columns_and_says_so() -> None:
+    header = ["method", "reported", *(f"measured {number}" for number in range(9)), "mean", "reason"]
+    row = [GridEntry("p_eagle"), *(GridEntry("12.34", "[10.00, 14.00]") for _ in range(11)), GridEntry("because " * 9)]
+    wide = Grid(header, [row], labels=1, trailing=1)
+    narrow = grid.fitting(wide, 80)
+    assert narrow.header[:2] == ["method", "reported"] and narrow.header[-1] == "mean", (
+        "the reason goes first, the result stays"
+    )
+    assert narrow.notes == [f"{len(header) - len(narrow.header)} more columns: page and CSV."]
+    assert len(narrow.rows[0]) == len(narrow.header) and grid.fitting(narrow, 80) is narrow

@@ -76,6 +76,8 @@ PAGE_SIGNS = 112
 """How many signs of small print (8 points) stand side by side on a page, the space between columns included."""
 LONG = 44
 """A column of texts that are longer wraps its lines."""
+WRAPPED = 36
+"""How wide such columns are where there are several."""
 
 
 def signs(name: str, entries: Sequence[GridEntry]) -> int:
@@ -86,15 +88,19 @@ def signs(name: str, entries: Sequence[GridEntry]) -> int:
 
 
 def fitting(grid: Grid, most: int) -> Grid:
-    """The grid with so few columns that it is at most so many `signs` wide: the last ones with numbers go first.
+    """The grid with so few columns that it is at most so many `signs` wide: trailing texts go first, then numbers.
 
-    The last column is kept where it is the result, as the mean over tasks is; a note says how many columns are missing.
+    The last column with numbers is kept, which is the result, as the mean over tasks is. A note says how many are missing.
     """
     widths = [signs(name, [row[at] for row in grid.rows]) for at, name in enumerate(grid.header)]
+    if sum(width >= LONG for width in widths) > 1:
+        widths = [min(width, WRAPPED) for width in widths]
     kept = list(range(len(grid.header)))
     numbers = [at for at in kept[grid.groups :] if grid.is_number(at)]
     texts = [at for at in kept[max(grid.groups, 1) :] if not grid.is_number(at)]
-    for at in [*reversed(numbers[:-1]), *reversed(texts)]:
+    trailing = [at for at in texts if at >= len(grid.header) - grid.trailing]
+    labels = [at for at in texts if at not in trailing]
+    for at in [*reversed(trailing), *reversed(numbers[:-1]), *reversed(labels)]:
         if sum(widths[at] for at in kept[grid.groups :]) <= most:
             break
         kept.remove(at)
