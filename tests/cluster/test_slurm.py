@@ -23,7 +23,7 @@ from runs import REPOSITORY
 
 pytestmark = pytest.mark.workflow
 SLURM = Path(__file__).with_name("slurm.sh")
-MEASURED = str(RESULTS / "measured/native/embedded/together")
+MEASURED = str(RESULTS / "measured/native/tiny/together")
 LONGER = ["--config", "prompts=8", "max_new_tokens=160"]
 """So that a job is still at work when its first cells are written."""
 

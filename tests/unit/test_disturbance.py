@@ -379,9 +379,7 @@ def hit(record: Record) -> Record:
 
 def test_a_disturbed_cell_is_marked_and_never_the_best(tmp_path: Path) -> None:
     study = read_study(write_quiet(tmp_path / "made_up", hit))
-    assert {name for name, found in study.disturbances.items() if found} == {
-        "native/embedded/draft_model/code-k4-t0-b1"
-    }
+    assert {name for name, found in study.disturbances.items() if found} == {"native/tiny/draft_model/code-k4-t0-b1"}
     table = study.table
     assert (table["disturbed"] != "").sum() == 1 and table["disturbed"].str.startswith("replicate 1: ").sum() == 1
     assert len(undisturbed(table)) == len(table) - 1

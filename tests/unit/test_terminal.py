@@ -106,7 +106,7 @@ COMMANDS = {
     "compare": ["compare", *(str(PUBLISHED / name) for name in ("intel-xeon-quick", "amd-epyc-zen4-quick"))],
     "methods": ["methods"],
     "advise": ["advise", "llama31_8b"],
-    "plan": ["plan", "configs/embedded.yaml"],
+    "plan": ["plan", "configs/smollm2.yaml"],
 }
 
 
@@ -155,10 +155,10 @@ def test_plan_names_tasks_once_and_counts_the_prompts_that_there_are(
         and "tasks: code, mine\n" in output
         and "prompts: 8 a task, fewer of mine 2\n" in output
     )
-    assert re.search(r"Draft not smaller embedded: the draft has [\d.]+[MK] parameters, its target [\d.]+[MK]", output)
+    assert re.search(r"Draft not smaller tiny: the draft has [\d.]+[MK] parameters, its target [\d.]+[MK]", output)
     assert cli.main(["plan", "configs/own.yaml", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["prompts_of"] == {"code": 8, "mine": 2} and "embedded" in found["large_drafts"]
+    assert found["prompts_of"] == {"code": 8, "mine": 2} and "tiny" in found["large_drafts"]
 
 
 CELLS = "engine,pair,method,k,task,temperature,batch_size,lossless,failed,disturbed,speedup,speedup_low,speedup_high,"
@@ -259,7 +259,7 @@ def test_advice_names_options_and_keeps_engines_apart(workplace: Path, capsys: p
     table = Path("results/test/tables/cells.csv")
     table.parent.mkdir(parents=True)
     lines = [
-        f"{engine},embedded,{method},4,code,0.0,1,True,False,,{speed},1.1,1.9,2.0,{variant}"
+        f"{engine},tiny,{method},4,code,0.0,1,True,False,,{speed},1.1,1.9,2.0,{variant}"
         for engine, method, variant, speed in (
             ("native", "p_eagle", "", 1.3),
             ("native", "p_eagle", "nodesauto", 1.4),
@@ -267,11 +267,11 @@ def test_advice_names_options_and_keeps_engines_apart(workplace: Path, capsys: p
         )
     ]
     table.write_text("\n".join([CELLS, *lines[:2], ""]))
-    assert cli.main(["advise", "embedded", "--study", "results/test"]) == 0
+    assert cli.main(["advise", "tiny", "--study", "results/test"]) == 0
     output = capsys.readouterr().out
     assert re.search(r"p_eagle \(nodes=auto\) +4 +1\.40 ", output) and "engine" not in output
     table.write_text("\n".join([CELLS, *lines, ""]))
-    assert cli.main(["advise", "embedded", "--study", "results/test"]) == 0
+    assert cli.main(["advise", "tiny", "--study", "results/test"]) == 0
     output = capsys.readouterr().out
     assert re.search(r"^native +code .* p_eagle \(nodes=auto\) +4 +1\.40 ", output, re.MULTILINE)
     assert re.search(r"^vllm +code .* ngram \(n=2-3\) +4 +1\.90 ", output, re.MULTILINE)
@@ -288,18 +288,18 @@ def test_advice_from_a_study_that_was_disturbed_throughout(workplace: Path, caps
     table.parent.mkdir(parents=True)
     cells = [("draft_model", 4, "replicate 0: other processes", 1.5), ("ngram", 3, "replicate 0: other processes", 1.2)]
     lines = [
-        f"native,embedded,{method},{k},code,0.0,1,True,False,{reason},{speed},1.1,1.9,2.0,"
+        f"native,tiny,{method},{k},code,0.0,1,True,False,{reason},{speed},1.1,1.9,2.0,"
         for method, k, reason, speed in cells
     ]
     table.write_text("\n".join([CELLS, *lines, ""]))
-    assert cli.main(["advise", "embedded", "--study", "results/test"]) == 0
+    assert cli.main(["advise", "tiny", "--study", "results/test"]) == 0
     output = capsys.readouterr().out
     assert re.search(r"draft_model +4 +1\.50 ‡ ", output) and "‡ disturbed: " in output
     assert "ot measured" not in output and "predicted" not in output
     table.write_text(
         table.read_text() + lines[1].replace("replicate 0: other processes", "").replace("ngram", "suffix") + "\n"
     )
-    assert cli.main(["advise", "embedded", "--study", "results/test"]) == 0
+    assert cli.main(["advise", "tiny", "--study", "results/test"]) == 0
     output = capsys.readouterr().out
     assert re.search(r"suffix +3 +1\.20 +\[", output) and "‡" not in output, "an undisturbed cell goes first"
 

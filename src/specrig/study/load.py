@@ -40,14 +40,22 @@ from specrig.study.table_checks import (
     check_refusals,
     check_tasks,
     check_text_length,
-    check_text_shards,
     check_trained,
 )
 from specrig.tasks.variants import variants
 
-_EVALUATIONS = "remove the line: heads are measured twice, halfway through their training and at its end"
+_EVALUATIONS = "remove the line: what is trained is measured halfway and at the end"
+_CORPUS = "remove the line: the target learns nothing, and its draft and heads learn from what it writes"
+_HEADS = ("medusa", "hydra", "eagle", "eagle3", "p_eagle", "dflash", "pard")
 RETIRED = {
-    **{f"training.{head}.evaluations": _EVALUATIONS for head in ("medusa", "hydra", "eagle", "eagle3")},
+    **{f"training.{block}.evaluations": _EVALUATIONS for block in (*_HEADS, "draft_training")},
+    **{f"training.{head}.corpus_sequences": _CORPUS for head in _HEADS},
+    **{f"training.{key}": _CORPUS for key in ("corpus", "vocabulary", "target", "target_training")},
+    "training.distillation.generated_share": _CORPUS,
+    **{f"training.draft_training.{key}": "remove the line" for key in ("growth", "accumulate", "compile")},
+    "training.draft_training.sequence": "remove the line: texts are as long as training.text.sequence",
+    "training.text.shards": "remove the line: the target's text lies in one file a source, to which runs append",
+    "training.own_requests.article": "remove the line: a target asks for no articles",
     "price_per_hour": "divide the tokens of an hour (3600 × tokens_per_s) by its price",
 }
 """Keys that configs had once -> what to do instead. A resolved study that still has them is read as before."""
@@ -91,7 +99,6 @@ def load_study(config: dict[str, Any] | Path, files: Sequence[Path] = ()) -> Stu
     check_trained(study, problems)
     check_initial_checkpoints(study, problems)
     check_text_length(study, problems)
-    check_text_shards(study, problems)
     check_tasks(study, problems)
     check_folders(study, problems)
     problems.stop()
