@@ -118,6 +118,8 @@ def main() -> None:
         model.generation_config.bos_token_id = None
         model.half().save_pretrained(HERE / name)
         tokenizer.save_pretrained(HERE / name)
+        file = HERE / name / "tokenizer.json"  # on one line
+        file.write_text(json.dumps(json.loads(file.read_text()), ensure_ascii=False, separators=(",", ":")) + "\n")
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ def test_plan_lists_the_cells(workplace: Path, capsys: pytest.CaptureFixture[str
     assert cli.main(["plan", "configs/test.yaml"]) == 0
     output = capsys.readouterr().out
     assert "study test" in output
-    assert "6 cells in 1 job" in output
+    assert "8 cells in 1 job" in output
     assert output.split()[-4:] == ["Results:", "results/test", "Report:", "reports/test/report.html"]
 
 
@@ -73,7 +73,7 @@ def test_training_what_the_study_does_not_train(workplace: Path, capsys: pytest.
         (["measure", "--engine", "native", "--pair", "other"], "it has: native tiny"),
         (
             ["audit-exact", "--engine", "native", "--method", "eagle"],
-            "it has: native draft_model, native medusa, native ngram",
+            "it has: native draft_model, native ngram, native medusa",
         ),
         (["write-text", "--pair", "other"], "it trains for: tiny"),
     ],

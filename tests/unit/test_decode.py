@@ -29,6 +29,13 @@ def study(workplace: Path) -> Path:
     return Path("configs/test.yaml")
 
 
+def bare(folder: Path) -> Path:
+    """The target without its chat template, in a folder below this one."""
+    copy = Path(shutil.copytree(TINY / "target", folder / "bare"))
+    (copy / "chat_template.jinja").unlink()
+    return copy
+
+
 def decoded(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> dict:
     assert cli.main(["decode", *arguments, "--json"]) == 0
     return json.loads(capsys.readouterr().out)
@@ -64,12 +71,12 @@ def test_a_trained_pair_beside_plain_decoding(study: Path, capsys: pytest.Captur
 
 
 def test_a_plain_folder_with_options_and_the_prompt_on_standard_input(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("one two one two one"))
-    target = str(TINY / "target")
+    target = str(bare(tmp_path))
     found = decoded(["--target", target, "--method", "ngram", "--k", "6", "--option", "n=2", "--tokens", "8"], capsys)
-    assert (found["pair"], found["method"], found["k"]) == ("target", "ngram", 6)
+    assert (found["pair"], found["method"], found["k"]) == ("bare", "ngram", 6)
     assert found["options"]["n"] == 2 and found["prompt"] == "one two one two one"
     assert {one["depth"] for one in found["rounds"]} <= set(range(7))
 
@@ -116,7 +123,7 @@ def test_mistakes_are_told_before_a_model_is_loaded(
 
 def test_a_pair_of_an_entry_is_made_by_its_study(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     own = ["--study", "configs/smollm2.yaml", "--pair", "smollm2_135m_more"]
-    for method, fix in (("eagle", "`specrig run configs/smollm2.yaml` makes it"), ("hydra", "does not make it")):
+    for method, fix in (("eagle", "`specrig run configs/smollm2.yaml` makes it"), ("dflash", "does not make it")):
         assert cli.main(["decode", "text", *own, "--method", method]) == 2
         problems = capsys.readouterr().err.split("--pair: ")
         assert fix in next(each for each in problems if f"the {method} of" in each)
@@ -146,9 +153,7 @@ def test_a_missing_folder_is_a_mistake_of_the_command_line(workplace: Path, caps
 
 
 def test_a_chat_needs_a_template_and_a_prompt_has_to_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    bare = Path(shutil.copytree(TINY / "target", tmp_path / "bare"))
-    (bare / "chat_template.jinja").unlink()
-    target = ["--target", str(bare)]
+    target = ["--target", str(bare(tmp_path))]
     assert cli.main(["decode", "hello", *target, "--chat"]) == 2
     assert "has no chat template, which task" in capsys.readouterr().err
     assert cli.main(["decode", "hello", *target, "--tokens", "100000"]) == 2

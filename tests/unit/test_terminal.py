@@ -143,10 +143,11 @@ def test_plan_names_tasks_once_and_counts_the_prompts_that_there_are(
 ) -> None:
     rows = [{"id": str(number), "prompt": "Say it in German.", "reference": ""} for number in range(2)]
     Path("mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    Path("configs/tasks.tsv").write_text("task\tsource\ncode\tcorpus\nmine\tmine.jsonl\n")
+    Path("configs/tasks.tsv").write_text("task\tsource\ncode\tconfigs/prompts/code.jsonl\nmine\tmine.jsonl\n")
     config = yaml.safe_load(Path("configs/test.yaml").read_text())
     config |= {"tasks": ["code", "mine"], "prompts": 8}
-    config["training"]["draft"] = config["training"]["target"] | {"hidden": 192}
+    pairs = Path("configs/pairs.tsv")
+    pairs.write_text(pairs.read_text().replace("tests/data/tiny/draft", "tests/data/tiny/target"))
     Path("configs/own.yaml").write_text(yaml.safe_dump(config))
     assert cli.main(["plan", "configs/own.yaml"]) == 0
     output = capsys.readouterr().out

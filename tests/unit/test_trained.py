@@ -45,7 +45,13 @@ def model_folder(name: str, vocabulary: int = 4, template: str = "", layers: int
 def study_of(rows: str, methods: list[dict[str, Any]] = MANY, **settings: Any) -> Study:
     Path("configs/pairs.tsv").write_text(HEADER + rows)
     named = [line.split("\t")[0] for line in rows.splitlines()]
-    content = {"study": "mine", "pairs": named, "tasks": ["context_512"], "prompts": 2, "methods": methods} | settings
+    content = {
+        "study": "mine",
+        "pairs": named,
+        "tasks": ["spec_bench_mt_bench"],
+        "prompts": 2,
+        "methods": methods,
+    } | settings
     content["training"] = {"prompts": "tests/data/prompts.jsonl"} | settings.get("training", {})
     Path("configs/mine.yaml").write_text(yaml.safe_dump(content))
     return load_study(Path("configs/mine.yaml"))
@@ -192,7 +198,7 @@ def test_a_chat_task_wants_a_template_before_anything_is_trained(workplace: Path
         ("own\tmodels/plain\ttrained\t\t\n", True),
         ("own\tmodels/chatty\ttrained\t\t\n", False), ("own\tmodels/new\ttrained\t\t\n", False), ("own\towner/model\ttrained\t\t\n", False),
     ):  # fmt: skip
-        for settings in ({"tasks": ["code"]}, {"training": {"chat": True}}):
+        for settings in ({"tasks": ["spec_bench_mt_bench_chat"]}, {"training": {"chat": True}}):
             if bare:
                 with pytest.raises(StudyError, match=r"the target of pair 'own' has no chat template, which .* needs"):
                     study_of(rows, [{"method": "draft_model"}], max_new_tokens=16, **settings)

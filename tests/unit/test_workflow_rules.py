@@ -51,7 +51,7 @@ def test_a_job_is_stale_for_what_decides_its_cells_and_for_nothing_else(workplac
     assert settings == {"seed", "clock", "prompts"} and cells == {"a longer sweep", "an option"}
     longer = set(changed["a longer sweep"].job_cell_names(job())) - set(plain.job_cell_names(job()))
     assert {name.split()[0] for name in longer} == {f"draft_model/{task}-k3-t0-b1" for task in ("code", "translation")}
-    assert plain.job_code(job()) == rules(seed=5).job_code(job()) and len(set(plain.job_code(job()))) == 2
+    assert plain.job_code(job()) == rules(seed=5).job_code(job()) and len(set(plain.job_code(job()))) == 3
 
 
 def test_a_job_is_stale_for_what_it_applies_of_a_tasks_row(workplace: Path) -> None:
@@ -63,7 +63,7 @@ def test_a_job_is_stale_for_what_it_applies_of_a_tasks_row(workplace: Path) -> N
         return found
 
     for row in (
-        {"chat": "yes"},
+        {"chat": ""},
         {"where": "a=b"},
         {"id_field": "#"},
         {"prompt_template": "{a}"},
@@ -169,7 +169,7 @@ def test_all_is_measured_once_before_anything_is_measured_again(workplace: Path)
 def test_resources(workplace: Path) -> None:
     cpu = rules(device="cpu")
     assert (cpu.gpu, cpu.job_cores, cpu.measuring_gpus(job())) == (0, 4, 0)
-    assert cpu.training_threads(job()) == 2 and cpu.training_threads(job(model="target")) == 4
+    assert cpu.training_threads(job()) == 2
     cuda = rules(device="cuda", gpus=2, shared=True)
     assert (cuda.gpu, cuda.job_cores, cuda.measuring_gpus(job()), cuda.gpus(8)) == (1, 2, 1, 2)
     assert rules(device="cuda", gpus=0).gpus(8) == 8, "a cluster deals them out itself"

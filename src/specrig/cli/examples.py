@@ -29,7 +29,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "stage convert": ("specrig stage convert --study configs/smollm2.yaml --source NAME",),
     "stage train": ("specrig stage train --study configs/test.yaml --pair tiny --model medusa",),
     "stage write-text": ("specrig stage write-text --study configs/test.yaml --pair tiny",),
-    "stage train-jointly": ("specrig stage train-jointly --study configs/medusa2.yaml --pair smollm2_135m_medusa2",),
+    "stage train-jointly": ("specrig stage train-jointly --study results/mine/study.json --pair smollm2_135m_medusa2",),
     "stage answers": (
         "specrig stage answers --study configs/turns.yaml --pair smollm2_135m_shipped --task spec_bench_turns_chat",
     ),

@@ -165,16 +165,24 @@ def validated(config: dict[str, Any], problems: Problems) -> tuple[Study, set[st
 
 
 def _refuse_retired(config: dict[str, Any], problems: Problems) -> None:
-    """Take the keys in `RETIRED` out of a config, and add a problem for each that its author wrote."""
+    """Take the keys in `RETIRED` out of a config, and add a problem for each that its author wrote.
+
+    A resolved study, such as a published one, may have been written by an earlier version. Nothing is trained from it, so
+    that a `training` block with such keys is left out whole.
+    """
+    resolved = bool(config.get("rows"))
     for name, fix in RETIRED.items():
         *blocks, key = path = name.split(".")
         block: Any = config
         for step in blocks:
             block = block.get(step) if isinstance(block, dict) else None
-        if isinstance(block, dict) and key in block:
-            if not config.get("rows"):
-                problems.key(path, "this key was removed", fix)
-            del block[key]
+        if not isinstance(block, dict) or key not in block:
+            continue
+        del block[key]
+        if not resolved:
+            problems.key(path, "this key was removed", fix)
+        elif blocks:
+            config.pop(blocks[0])
 
 
 def _own(value: Any, path: tuple[str | int, ...], problems: Problems) -> Any:

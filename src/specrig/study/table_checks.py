@@ -116,7 +116,9 @@ def check_pairs(study: Study, problems: Problems, *, from_table: bool = True) ->
                 report(name, column, f"no shape of {model} is shipped", fix)
             folder = Path(model).expanduser()
             if row.trained_in(column) is None and local and not (folder / "config.json").is_file():
-                fix = f"give a folder in Hugging Face format, a hub id (owner/name){trained}"
+                fix = (
+                    f"give a folder in Hugging Face format, a hub id (owner/name){trained if column == 'draft' else ''}"
+                )
                 if folder.is_dir():
                     report(name, column, f"{model} {weight_files.instead_of_model(folder)}", fix)
                 else:

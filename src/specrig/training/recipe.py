@@ -129,7 +129,7 @@ class Training(Settings):
     draft_training: Optimisation = Optimisation(steps=200)
     """How the draft model is trained, with the target as its teacher."""
     text: TargetText = TargetText()
-    """What the target writes, for its draft and its heads to learn from."""
+    """How much the target writes, and how."""
     distillation: Distillation = Distillation()
     """How the draft model learns from the target."""
 
