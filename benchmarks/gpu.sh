@@ -30,7 +30,7 @@ floor() { "$python" benchmarks/floor.py; }
 shapes() { snakemake configs/gpu_shapes_8b.yaml; }
 # SmolLM2's text, draft and heads; what is finished is kept in results/, so the same command goes on after a limit.
 train() { snakemake configs/smollm2_train.yaml; }
-study() { snakemake configs/gpu.yaml; }
+study() { snakemake configs/gpu_shapes.yaml; }
 snakemake() {
   "$python" -m snakemake --workflow-profile profiles/gpu --configfile "$1" \
     && "$python" -m specrig publish "$1" --to "$out"

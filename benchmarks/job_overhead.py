@@ -22,10 +22,10 @@ import yaml
 REPOSITORY = Path(__file__).parents[1]
 sys.path.insert(0, str(REPOSITORY / "tests"))
 
-from runs import QUICKLY, run  # noqa: E402
+from runs import QUICKLY, furnish, run  # noqa: E402
 
 METHODS = ["ngram", "suffix", "suffix_blend", "token_recycling", "lookahead", "draft_model"]
-MEASURED = [f"results/test/measured/native/embedded/{method}" for method in METHODS]
+MEASURED = [f"results/test/measured/native/tiny/{method}" for method in METHODS]
 WAYS: dict[str, tuple[str, list[str]]] = {
     "local": ("default", []),
     "slurm": ("slurm", QUICKLY),
@@ -44,30 +44,25 @@ def main() -> None:
     work = given.work.absolute()
     start = work / "start"
     if not start.is_dir():
-        prepare(work / "unfinished", given.cores)
+        prepare(work / "unfinished")
         (work / "unfinished").rename(start)
     for way in given.ways:
         folder = work / way
         shutil.rmtree(folder, ignore_errors=True)
-        shutil.copytree(start, folder, copy_function=shutil.copy2)
+        shutil.copytree(start, folder, copy_function=shutil.copy2, symlinks=True)
         begun = time.monotonic()
         measure(folder, WAYS[way], given.cores, MEASURED)
         print(f"{way:6} {time.monotonic() - begun:6.1f} s for {len(METHODS)} jobs", flush=True)
 
 
-def prepare(folder: Path, cores: str) -> None:
-    """A study whose models are trained and of which nothing is measured."""
+def prepare(folder: Path) -> None:
+    """A study of which nothing is measured."""
     shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree(REPOSITORY / "configs", folder / "configs")
+    folder.mkdir(parents=True)
+    furnish(folder)
     methods = [{"method": method, "k": 3} for method in METHODS]
     config = yaml.safe_load((folder / "configs/test.yaml").read_text()) | {"methods": methods, "jobs": "method"}
     (folder / "configs/own.yaml").write_text(yaml.safe_dump(config))
-    measure(
-        folder,
-        WAYS["local"],
-        cores,
-        [f"results/test/models/embedded/{model}/config.json" for model in ("target", "draft")],
-    )
 
 
 def measure(folder: Path, way: tuple[str, list[str]], cores: str, targets: list[str]) -> None:

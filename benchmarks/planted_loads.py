@@ -36,7 +36,7 @@ from specrig.study.load import load_study
 METHODS = ("ngram", "suffix", "token_recycling", "p_eagle", "suffix_p_eagle")
 BURST_S = 0.2
 """Mean seconds of a burst and the rest behind it."""
-INPUTS = ("prompts", "converted", "corpus", "models")
+INPUTS = ("prompts", "converted", "models")
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """Our three services and vLLM's server on one pair under one load: throughput and latency, with the draft and without.
 
-    .venv-vllm/bin/python benchmarks/serving.py results/embedded/models/embedded results/embedded/prompts --clients 1 8 32
+    .venv-vllm/bin/python benchmarks/serving.py tests/data/tiny configs/prompts --clients 1 8 32
 
 The pair is a folder with `target` and `draft`. Both servers are up at once, and one at a time is under load, in turns.
 Each client sends its next request when the last is answered. Greedy; an output ends where the model ends it, so

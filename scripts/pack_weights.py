@@ -22,7 +22,6 @@ from safetensors.torch import load_file, save_file
 
 from specrig import __version__, heads
 from specrig.analysis.cells import row_dicts
-from specrig.corpus.trained_on import trained_on, write_trained_on
 from specrig.decoding.drafters import registry
 from specrig.files import file_sha256
 from specrig.heads.base import TrainingError
@@ -36,6 +35,7 @@ from specrig.study.learning_curve import read_learning_curve, write_learning_cur
 from specrig.study.load import load_study
 from specrig.study.problems import Positions, Problems, StudyError
 from specrig.study.study import Study
+from specrig.tasks.trained_on import trained_on, write_trained_on
 from specrig.training.stages import FILES, TEXT
 from specrig.training.target_text import requests_of
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -106,47 +105,19 @@ def finished(once: Once) -> Path:
     return once("study", build)
 
 
-SUMS = {
-    "vocabulary": 300,
-    "target": {"layers": 3, "hidden": 32, "heads": 2, "intermediate": 48, "context": 64},
-    "draft": {"layers": 1, "hidden": 32, "heads": 2, "intermediate": 48, "context": 64},
-    "target_training": {"steps": 20, "batch": 4, "sequence": 32, "evaluations": 1},
-    "draft_training": {"steps": 20, "batch": 4, "sequence": 32, "evaluations": 1},
-    "text": {"sequences": 8, "sequence": 32, "heldout_sequences": 8},
-}
-
-
 @pytest.fixture(scope="session")
-def sums(once: Once) -> tuple[Any, Path]:
-    """A pair for heads to learn from, barely trained, on sums: corpus/, target, draft and the target's text."""
-
+def taught(once: Once) -> tuple[Any, Path]:
+    """A recipe, and a folder with the pair in tests/data/tiny and what its target wrote: target, draft, its text."""
+    from llamas import RECIPE, TINY
     from specrig.training.recipe import Recipe
 
-    recipe = Recipe.model_validate(SUMS)
+    recipe = Recipe.model_validate(RECIPE)
 
     def build(folder: Path) -> None:
-        from specrig.corpus.example import TASKS
-        from specrig.training.distil import train_draft
-        from specrig.training.language_model import train_target
         from specrig.training.target_text import write_text
 
-        rows = [
-            {
-                "task": TASKS[n % 4],
-                "prompt": f"{n} and {n + 7} make",
-                "completion": f" {2 * n + 7}, more than {n}",
-                "instruction": f"Add {n} and {n + 7}",
-            }
-            for n in range(400)
-        ]
-        (folder / "corpus").mkdir()
-        for name, part in (("train", rows[:360]), ("heldout", rows[360:])):
-            lines = [
-                json.dumps({**row, "text": row["prompt"] + row["completion"], "source": "-"}) + "\n" for row in part
-            ]
-            (folder / "corpus" / f"{name}.jsonl").write_text("".join(lines))
-        train_target(recipe, folder / "corpus", folder / "target", progress=False)
-        write_text(recipe, folder / "corpus", folder, folder / "target")
-        train_draft(recipe, folder / "corpus", folder, folder / "target", progress=False)
+        for part in ("target", "draft"):
+            (folder / part).symlink_to(TINY / part)
+        write_text(recipe, folder, folder / "target")
 
-    return recipe, once("sums", build)
+    return recipe, once("taught", build)

@@ -24,9 +24,11 @@ CELLS = RESULTS / "tables/cells.csv"
 
 
 def furnish(folder: Path) -> None:
-    """Give a folder what the commands of a study read: a copy of `configs/`, to be edited, and `weights/`."""
+    """Give a folder what the commands of a study read: a copy of `configs/`, to be edited, `weights/`, `tests/data/`."""
     shutil.copytree(REPOSITORY / "configs", folder / "configs")
     (folder / "weights").symlink_to(REPOSITORY / "weights")
+    (folder / "tests").mkdir()
+    (folder / "tests/data").symlink_to(REPOSITORY / "tests/data")
 
 
 def own_study(name: str, table: str, prompts: Sequence[str], *, task: str = "own", **keys: Any) -> Path:

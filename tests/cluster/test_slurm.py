@@ -21,7 +21,7 @@ from runs import CELLS, RECORDS, REPOSITORY, RESULTS, copied, outputs, run, stam
 
 pytestmark = pytest.mark.workflow
 SLURM = Path(__file__).with_name("slurm.sh")
-MEASURED = str(RESULTS / "measured/native/embedded/together")
+MEASURED = str(RESULTS / "measured/native/tiny/together")
 LONGER = ["--config", "prompts=8", "max_new_tokens=160"]
 """So that a job is still at work when its first cells are written."""
 TIMELESS = ["engine", "pair", "method", "k", "task", "temperature", "batch_size", "prompts", "tokens"]

@@ -20,7 +20,7 @@ import pytest
 from runs import CELLS, RECORDS, RESULTS, command, copied, outputs, run, stamps, without_measurements
 
 pytestmark = pytest.mark.workflow
-MEASURED = str(RESULTS / "measured/native/embedded/together")
+MEASURED = str(RESULTS / "measured/native/tiny/together")
 """As a target: measuring alone."""
 
 
@@ -36,7 +36,7 @@ def changed(folder: Path, before: dict[str, tuple[int, bytes]]) -> set[str]:
 def test_a_damaged_record_stops_the_run_and_the_command_that_it_names_measures_that_cell_again(
     folder: Path, finished: Path
 ) -> None:
-    name = "native/embedded/draft_model/code-k2-t0-b1.jsonl"
+    name = "native/tiny/draft_model/code-k2-t0-b1.jsonl"
     path = folder / RECORDS / name
     path.write_bytes(path.read_bytes()[:-1000])
     (folder / CELLS).unlink()
@@ -107,7 +107,7 @@ def limited(engine, cell, *arguments, **options):
         resource.setrlimit(resource.RLIMIT_AS, before)
 
 Native.generate = limited
-measure(load_study(Path("results/test/study.json")), "native", "embedded", ["draft_model", "ngram"])
+measure(load_study(Path("results/test/study.json")), "native", "tiny", ["draft_model", "ngram"])
 """
 
 
@@ -115,12 +115,12 @@ measure(load_study(Path("results/test/study.json")), "native", "embedded", ["dra
 def test_a_cell_without_memory_fails_alone_and_is_measured_by_the_next_run(folder: Path, finished: Path) -> None:
     without_measurements(folder)
     subprocess.run([sys.executable, "-c", LIMITED], cwd=folder, check=True, capture_output=True)
-    index = json.loads((folder / RECORDS / "native/embedded/ngram/index.json").read_text())
+    index = json.loads((folder / RECORDS / "native/tiny/ngram/index.json").read_text())
     assert list(index["failed"]) == ["code-k3-t0-b1"] and "memory" in index["failed"]["code-k3-t0-b1"].lower()
     before = stamps(folder / RECORDS)
     assert len(before) == 5
     assert run(folder, MEASURED).returncode == 0
-    assert changed(folder, before) == {"native/embedded/ngram/code-k3-t0-b1.jsonl"}
+    assert changed(folder, before) == {"native/tiny/ngram/code-k3-t0-b1.jsonl"}
     assert outputs(folder) == outputs(finished)
 
 
@@ -134,14 +134,14 @@ def mounting(folder: Path, script: str) -> subprocess.CompletedProcess[str]:
 
 def test_a_full_disk_is_reported_with_the_path_and_the_next_run_goes_on(folder: Path, finished: Path) -> None:
     without_measurements(folder)
-    measure = f"{sys.executable} -m specrig stage measure --study {RESULTS}/study.json --engine native --pair embedded"
+    measure = f"{sys.executable} -m specrig stage measure --study {RESULTS}/study.json --engine native --pair tiny"
     result = mounting(
         folder,
         f"mkdir {RECORDS}; mount -t tmpfs -o size=40k full {RECORDS} || exit 9; {measure}; echo code $?; cp -a "
         f"{RECORDS} kept;mount -o remount,size=10m {RECORDS}; {measure}; echo code $?; cp -a {RECORDS} all",
     )
     assert "code 2" in result.stdout and "code 0" in result.stdout, result.stdout + result.stderr
-    assert f"{RECORDS}/native/embedded/" in result.stderr and "No space left on device" in result.stderr
+    assert f"{RECORDS}/native/tiny/" in result.stderr and "No space left on device" in result.stderr
     assert "Traceback" not in result.stderr
     kept = {path.relative_to(folder / "kept"): path.stat().st_mtime_ns for path in (folder / "kept").rglob("*.jsonl")}
     assert 0 < len(kept) < 6

@@ -14,11 +14,8 @@ from types import ModuleType
 from typing import TypeAlias
 
 import pytest
-from tiny import TINY
 
 from runs import own_study
-from specrig.corpus import gather
-from specrig.training.recipe import Recipe
 
 Once: TypeAlias = Callable[[str, Callable[[Path], None]], Path]
 
@@ -53,31 +50,6 @@ def benchmark(repository: Path) -> Callable[[str], ModuleType]:
         return module
 
     return module_of
-
-
-@pytest.fixture(scope="session")
-def tiny_corpus(once: Once) -> Path:
-    """The folder of a study that has gathered the text of the recipe `TINY`: corpus/ and prompts/."""
-    recipe = Recipe.model_validate(TINY)
-    return once("corpus", lambda folder: gather.build(recipe.corpus, recipe.seed, folder))
-
-
-@pytest.fixture(scope="session")
-def tiny_pair(once: Once, tiny_corpus: Path) -> Path:
-    """The pair of the recipe `TINY`, really trained: corpus/, models/target, models/draft and the target's text."""
-
-    def build(folder: Path) -> None:
-        from specrig.training.distil import train_draft
-        from specrig.training.language_model import train_target
-        from specrig.training.target_text import write_text
-
-        recipe = Recipe.model_validate(TINY)
-        (folder / "corpus").symlink_to(tiny_corpus / "corpus")
-        train_target(recipe, folder / "corpus", folder / "models/target", progress=False)
-        write_text(recipe, folder / "corpus", folder / "models", folder / "models/target")
-        train_draft(recipe, folder / "corpus", folder / "models", folder / "models/target", progress=False)
-
-    return once("pair", build)
 
 
 @pytest.fixture

@@ -128,7 +128,7 @@ def write_study(
     ks: Iterable[int] = (2, 4, 6),
     tasks: Iterable[str] = tuple(ALPHAS),
     temperatures: Iterable[float] = (0.0,),
-    pairs: Iterable[str] = ("embedded",),
+    pairs: Iterable[str] = ("tiny",),
     engines: Iterable[str] = ("native",),
     prompts: int = 4,
     length: int = 48,

@@ -63,7 +63,7 @@ def test_planning_loads_nothing_heavy(repository: Path, heavy: list[str]) -> Non
         "import sys; from pathlib import Path; import specrig.cli, specrig.planning.plan, "
         "specrig.planning.methods_view\nimport specrig.dag.rules; from specrig.dag.code import STAGES, "
         "stage_digest\nfrom specrig.measurement.plan import job_digest; from specrig.study.load import "
-        "load_study\nstudy = load_study(Path('configs/embedded.yaml'))\n[job_digest(cell.engine, cell.method) for cell "
+        "load_study\nstudy = load_study(Path('configs/smollm2.yaml'))\n[job_digest(cell.engine, cell.method) for cell "
         f"in study.grid.cells]\n[stage_digest(stage) for stage in STAGES]\nprint([name for name in {heavy!r} if name "
         "in sys.modules])"
     )

@@ -72,7 +72,7 @@ def test_the_cells_own_ks_and_options_are_audited(workplace: Path, monkeypatch: 
         return ExactTest((ChiSquared("-", 10.0, 10, 1000),), (), 1000)
 
     monkeypatch.setattr(exact, "exact_test", noted)
-    study = load_study(Path("configs/embedded.yaml"))
+    study = load_study(Path("configs/smollm2.yaml"))
     for method in ("adaptive_k", "draft_model", "lookahead"):
         audit_exact(study, "native", method, workplace / f"{method}.csv")
     assert [(method, k) for method, k, _ in calls] == [
@@ -217,7 +217,7 @@ def test_rows_of_several_files_are_one_family() -> None:
 
 
 def test_the_strictest_level_counts_what_a_study_plans(workplace: Path) -> None:
-    study = load_study(Path("configs/embedded.yaml"))
+    study = load_study(Path("configs/smollm2.yaml"))
     planned = round(FAMILY_WISE / strictest_level(study.grid.cells))
     assert planned == 17 + 10 * 2, "17 methods and variants on the toy pair, 10 of them sampled on two tasks"
     draft, *_ = (cell for cell in study.grid.cells if cell.method == "draft_model" and not cell.variant)

@@ -211,7 +211,7 @@ def test_a_config_with_other_bytes_in_it_is_a_study_or_told_so(name: str, at: fl
         (b"- study: x\n", "the file has no keys"),
         (b"just text", "the file has no keys"),
         (b"study: x\n---\nstudy: y\n", "configs/trial.yaml:2: not valid YAML"),
-        (b"study: a\npairs: [embedded\ntasks: b\n", "configs/trial.yaml:3: not valid YAML"),
+        (b"study: a\npairs: [tiny\ntasks: b\n", "configs/trial.yaml:3: not valid YAML"),
         (b"study: \xff\n", "configs/trial.yaml:1: the file is not UTF-8"),
         ("study: x\n".encode("utf-16"), "configs/trial.yaml:1: the file is UTF-16"),
         (b"study: a\0b\n", "configs/trial.yaml: not valid YAML (unacceptable character #x0000"),

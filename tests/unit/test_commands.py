@@ -24,8 +24,8 @@ from specrig.study.study import Study
 
 def printed() -> pd.DataFrame:
     """The table of a study that has measured nothing yet: every claim that only a measurement can judge asks for one."""
-    study = json.loads(load_study(Path("configs/embedded.yaml")).model_dump_json())
-    return reproduction(StudyData(Path("results/embedded"), study, []))
+    study = json.loads(load_study(Path("configs/smollm2.yaml")).model_dump_json())
+    return reproduction(StudyData(Path("results/tiny"), study, []))
 
 
 def planned(command: str) -> Study:

@@ -1,4 +1,4 @@
-"""Contexts: the same requests behind text of the corpus, as long as the study says, and no longer than the model holds."""
+"""Contexts: the same requests behind text, as long as the study says, and no longer than the model holds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 import synthetic
 import yaml
 
-from specrig.corpus.example import Example
 from specrig.measurement.records import read_records
 from specrig.measurement.runner import measure
 from specrig.measurement.task_prompts import prepared
@@ -32,13 +31,12 @@ def changed(config: Path, **changes: Any) -> Study:
     return load_study(config)
 
 
-def with_text(study: Study, times: int = 4) -> Study:
-    file = study.paths.context_text(study.root)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    kinds = ("code", "summarization")
-    examples = [Example(kind, "", text, "words", True, "", "") for kind in kinds for text in WORDS * times]
-    file.write_text("".join(json.dumps(example.row()) + "\n" for example in examples))
-    return study
+def with_text(times: int = 4) -> str:
+    """A file of text that precedes the requests."""
+    Path("text.jsonl").write_text(
+        "".join(json.dumps({"id": n, "prompt": text}) + "\n" for n, text in enumerate(WORDS * times))
+    )
+    return "text.jsonl"
 
 
 def test_names_of_variants() -> None:
@@ -47,7 +45,7 @@ def test_names_of_variants() -> None:
 
 
 def test_prompts_are_as_long_as_the_context_allows_and_end_alike(letters: Path) -> None:
-    study = with_text(changed(letters, contexts=[48, 96], methods=[{"method": "ngram", "k": 3}]))
+    study = changed(letters, contexts=[48, 96], methods=[{"method": "ngram", "k": 3}], context_text=with_text())
     assert study.tasks == ["own@48", "own@96"]
     pair = study.paths.pair_files("tiny", study.root)
     short, long = (prepared(study, task, pair, study.root) for task in study.tasks)
@@ -67,6 +65,7 @@ def test_prompts_are_as_long_as_the_context_allows_and_end_alike(letters: Path) 
         ({"contexts": [96, 256]}, r"contexts\[1\]: 256 tokens, the target of pair 'tiny' holds 128"),
         ({"contexts": [16]}, r"a context of 16 tokens leaves no room for a prompt and 16 new ones"),
         ({"contexts": [96, 96]}, r"96 is listed 2 times"),
+        ({"contexts": [96], "context_text": "gone.jsonl"}, r"context_text: gone\.jsonl: no such file"),
     ],
 )
 def test_contexts_that_cannot_be_are_refused_while_planning(letters: Path, changes: dict[str, Any], says: str) -> None:
@@ -81,14 +80,10 @@ def test_a_conversation_has_a_context_of_its_own(letters: Path) -> None:
 
 
 def test_too_little_text_and_too_long_requests_are_named(letters: Path) -> None:
-    study = changed(letters, contexts=[28, 120])
+    study = changed(letters, contexts=[28, 120], context_text=with_text(times=1))
     pair = study.paths.pair_files("tiny", study.root)
-    with pytest.raises(PromptError, match=r"task .own@120.: .*no such corpus file"):
-        prepared(study, "own@120", pair, study.root)
-    with_text(study, times=1)
-    file = study.paths.context_text(study.root)
-    file.write_text(file.read_text().splitlines()[0] + "\n")
-    with pytest.raises(PromptError, match=r"holds back \d+ tokens of text, its context needs 104: raise"):
+    Path("text.jsonl").write_text(Path("text.jsonl").read_text().splitlines()[0] + "\n")
+    with pytest.raises(PromptError, match=r"context_text holds \d+ tokens, its context needs 104: name a longer file"):
         prepared(study, "own@120", pair, study.root)
     with pytest.raises(PromptError, match=r"prompt .0. of task .own@28. has 16 tokens, its context leaves room for 12"):
         prepared(study, "own@28", pair, study.root)

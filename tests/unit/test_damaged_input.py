@@ -58,9 +58,9 @@ CASES += [("config.json", name, damage) for name, damage in CONFIGS.items()]
 
 
 @pytest.fixture(scope="module")
-def engine(sums: tuple[Any, Path]) -> Native:
-    _, folder = sums
-    return Native(PairFiles(name="sums", target=str(folder / "target"), dtype="float32"), device="cpu", threads=1)
+def engine(taught: tuple[Any, Path]) -> Native:
+    _, folder = taught
+    return Native(PairFiles(name="taught", target=str(folder / "target"), dtype="float32"), device="cpu", threads=1)
 
 
 @pytest.fixture(scope="module")
@@ -134,10 +134,10 @@ MODELS: dict[str, tuple[str, Damage, str]] = {
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_a_damaged_target_is_named(
-    kind: str, sums: tuple[Any, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    kind: str, taught: tuple[Any, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file, damage, expected = MODELS[kind]
-    folder = Path(shutil.copytree(sums[1] / "target", tmp_path / "damaged"))
+    folder = Path(shutil.copytree(taught[1] / "target", tmp_path / "damaged"))
     (folder / file).write_bytes(damage((folder / file).read_bytes()))
     text = printed(
         capsys, "decode", "1 and", "--target", str(folder), "--method", "ngram", "--device", "cpu", "--tokens", "4"
@@ -167,11 +167,11 @@ OWN_MODELS: dict[str, tuple[str, Damage, str]] = {
 @pytest.mark.parametrize("part", ["target", "draft"])
 @pytest.mark.parametrize("kind", OWN_MODELS)
 def test_a_damaged_model_of_a_user_is_named_before_anything_runs(
-    kind: str, part: str, verb: str, sums: tuple[Any, Path], workplace: Path, capsys: pytest.CaptureFixture[str]
+    kind: str, part: str, verb: str, taught: tuple[Any, Path], workplace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file, damage, expected = OWN_MODELS[kind]
     for name in ("target", "draft"):
-        shutil.copytree(sums[1] / name, name)
+        shutil.copytree(taught[1] / name, name)
     path = Path(part, file)
     path.write_bytes(damage(path.read_bytes()))
     # By their whole paths: what was read of a folder is remembered.
@@ -186,11 +186,11 @@ def test_a_damaged_model_of_a_user_is_named_before_anything_runs(
 
 @pytest.mark.parametrize("content", [b"", b'{"a"', b"[]", b"{}", b"\xff\xfe{}", b"[" * 100_000])
 def test_a_damaged_note_of_the_target_is_named(
-    content: bytes, sums: tuple[Any, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    content: bytes, taught: tuple[Any, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = Path(shutil.copytree(sums[1] / "draft", tmp_path / "draft"))
+    folder = Path(shutil.copytree(taught[1] / "draft", tmp_path / "draft"))
     (folder / "trained_for.json").write_bytes(content)
-    arguments = ("--target", str(sums[1] / "target"), "--draft", str(folder), "--device", "cpu", "--tokens", "4")
+    arguments = ("--target", str(taught[1] / "target"), "--draft", str(folder), "--device", "cpu", "--tokens", "4")
     text = printed(capsys, "decode", "1 and", *arguments)
     assert "trained_for.json" in text and "copy or train the model again" in text
 
@@ -204,9 +204,9 @@ def test_a_damaged_note_of_the_target_is_named(
     ],
 )
 def test_impossible_arguments_are_refused(
-    arguments: tuple[str, ...], expected: str, sums: tuple[Any, Path], capsys: pytest.CaptureFixture[str]
+    arguments: tuple[str, ...], expected: str, taught: tuple[Any, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert expected in printed(capsys, "decode", *arguments, "--target", str(sums[1] / "target"), "--method", "ngram")
+    assert expected in printed(capsys, "decode", *arguments, "--target", str(taught[1] / "target"), "--method", "ngram")
 
 
 def test_a_table_of_a_header_alone_is_named(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -227,7 +227,7 @@ def test_an_unknown_key_in_a_row_of_a_resolved_study_is_named(
     workplace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     study = json.loads(load_study(Path("configs/test.yaml")).model_dump_json())
-    study["rows"]["pairs"]["embedded"]["haeds"] = None
+    study["rows"]["pairs"]["tiny"]["haeds"] = None
     Path("study.json").write_text(json.dumps(study))
     text = printed(capsys, "plan", "study.json")
     assert "study.json" in text and "haeds" in text and "did you mean 'heads'?" in text
@@ -259,7 +259,7 @@ def test_a_damaged_table_of_a_study_is_named_where_it_is_planned_by(
     damage, expected = TABLES[kind]
     table = Path(shutil.copytree(measured, "results/test")) / "tables/cells.csv"
     table.write_bytes(damage(table.read_bytes()))
-    text = printed(capsys, "advise", "embedded", "--study", "results/test")
+    text = printed(capsys, "advise", "tiny", "--study", "results/test")
     assert "tables/cells.csv" in text and expected in text
     assert "make the table again: specrig stage tables --study results/test/study.json" in text
 

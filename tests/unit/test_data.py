@@ -14,13 +14,13 @@ import pandas as pd
 import pytest
 import yaml
 
-from specrig.corpus.trained_on import fingerprint
 from specrig.measurement.task_prompts import fetch_prompts
 from specrig.study.load import load_study
 from specrig.study.problems import StudyError
 from specrig.study.rows import Task
 from specrig.tasks import Prompt, PromptError, read_prompts
 from specrig.tasks.sources import fetch_rows, hub_rows
+from specrig.tasks.trained_on import fingerprint
 
 ROWS = [
     {"id": "a", "de": "Haus", "en": "house", "tests": ["assert 1", "assert 2"], "kind": "x"},

@@ -13,6 +13,7 @@ import pytest
 import yaml
 from rich.console import Console
 
+from llamas import TINY
 from specrig import cli
 from specrig.cell import Cell
 from specrig.cli.decode_view import GenerationView, LiveGeneration
@@ -20,15 +21,19 @@ from specrig.decoding.types import Round
 from specrig.engines.native import Native
 from specrig.models.pair import PairFiles
 from specrig.report.documents.samples import Writing
-from specrig.study.load import load_study
 
 
 @pytest.fixture
-def study(workplace: Path, tiny_pair: Path) -> Path:
-    """A working directory whose study `test` has its trained pair."""
-    models = load_study(Path("configs/test.yaml")).root / "models" / "embedded"
-    shutil.copytree(tiny_pair / "models", models)
+def study(workplace: Path) -> Path:
+    """A working directory with the study `test`."""
     return Path("configs/test.yaml")
+
+
+def bare(folder: Path) -> Path:
+    """The target without its chat template, in a folder below this one."""
+    copy = Path(shutil.copytree(TINY / "target", folder / "bare"))
+    (copy / "chat_template.jinja").unlink()
+    return copy
 
 
 def decoded(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> dict:
@@ -36,8 +41,8 @@ def decoded(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> dict:
     return json.loads(capsys.readouterr().out)
 
 
-def test_a_methods_tokens_are_told_round_by_round_as_they_are_returned(tiny_pair: Path) -> None:
-    pair = PairFiles("p", str(tiny_pair / "models/target"), str(tiny_pair / "models/draft"))
+def test_a_methods_tokens_are_told_round_by_round_as_they_are_returned() -> None:
+    pair = PairFiles("p", str(TINY / "target"), str(TINY / "draft"))
     cell = Cell(engine="native", pair="p", method="draft_model", k=3, task="t", temperature=0.0, batch_size=2)
     emitted: dict[int, list[int]] = {0: [], 1: []}
     rounds: dict[int, list[Round | None]] = {0: [], 1: []}
@@ -66,12 +71,12 @@ def test_a_trained_pair_beside_plain_decoding(study: Path, capsys: pytest.Captur
 
 
 def test_a_plain_folder_with_options_and_the_prompt_on_standard_input(
-    tiny_pair: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("one two one two one"))
-    target = str(tiny_pair / "models/target")
+    target = str(bare(tmp_path))
     found = decoded(["--target", target, "--method", "ngram", "--k", "6", "--option", "n=2", "--tokens", "8"], capsys)
-    assert (found["pair"], found["method"], found["k"]) == ("target", "ngram", 6)
+    assert (found["pair"], found["method"], found["k"]) == ("bare", "ngram", 6)
     assert found["options"]["n"] == 2 and found["prompt"] == "one two one two one"
     assert {one["depth"] for one in found["rounds"]} <= set(range(7))
 
@@ -98,12 +103,12 @@ def test_it_prints_the_text_and_what_the_colours_mean(
         (["--option", "nodes=3"], "--option nodes: unknown option"),
         (["--option", "acceptance=[exact, block]"], "one cell runs"),
         (["--option", "acceptance"], "not name=value"),
-        (["--pair", "embeded"], "did you mean 'embedded'?"),
+        (["--pair", "tinny"], "did you mean 'tiny'?"),
         (["--method", "hydra"], "does not make it"),
-        ([], "the target of 'embedded' does not exist yet"),
+        (["--method", "medusa"], "the medusa of 'tiny' does not exist yet"),
         (["--draft", "x"], "--draft needs --target"),
         (["--target", "./nowhere"], "no model folder ./nowhere"),
-        (["--pair", "embedded", "--target", "x/y"], "not both"),
+        (["--pair", "tiny", "--target", "x/y"], "not both"),
         (["--target", "owner/name", "--method", "draft_model"], "--draft FOLDER"),
         (["--target", "models/small.gguf"], "models/small.gguf: no such file; correct the path"),
         (["--target", "owner/name", "--head", "eagle"], "not name=FOLDER"),
@@ -117,8 +122,8 @@ def test_mistakes_are_told_before_a_model_is_loaded(
 
 
 def test_a_pair_of_an_entry_is_made_by_its_study(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    own = ["--study", "configs/embedded.yaml", "--pair", "embedded_medusa2"]
-    for method, fix in (("medusa", "`specrig run configs/embedded.yaml` makes it"), ("hydra", "does not make it")):
+    own = ["--study", "configs/smollm2.yaml", "--pair", "smollm2_135m_more"]
+    for method, fix in (("eagle", "`specrig run configs/smollm2.yaml` makes it"), ("dflash", "does not make it")):
         assert cli.main(["decode", "text", *own, "--method", method]) == 2
         problems = capsys.readouterr().err.split("--pair: ")
         assert fix in next(each for each in problems if f"the {method} of" in each)
@@ -147,18 +152,16 @@ def test_a_missing_folder_is_a_mistake_of_the_command_line(workplace: Path, caps
     assert "pairs.tsv" not in output and "`trained`" not in output
 
 
-def test_a_chat_needs_a_template_and_a_prompt_has_to_fit(tiny_pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    target = ["--target", str(tiny_pair / "models/target")]
+def test_a_chat_needs_a_template_and_a_prompt_has_to_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = ["--target", str(bare(tmp_path))]
     assert cli.main(["decode", "hello", *target, "--chat"]) == 2
     assert "has no chat template, which task" in capsys.readouterr().err
     assert cli.main(["decode", "hello", *target, "--tokens", "100000"]) == 2
     assert "100000 are to follow" in capsys.readouterr().err
 
 
-def test_a_chat_turn_is_put_into_the_template(
-    tiny_pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = shutil.copytree(tiny_pair / "models/target", tmp_path / "chatty")
+def test_a_chat_turn_is_put_into_the_template(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = shutil.copytree(TINY / "target", tmp_path / "chatty")
     (folder / "chat_template.jinja").write_text(
         "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<answer>"
     )
@@ -205,7 +208,7 @@ def test_who_wrote_what_and_the_figures_while_it_grows() -> None:
 
 def test_a_row_of_another_study_is_taken_too(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The pair is a row of the table, no matter which pairs the study measures; its own folders are used as they are."""
-    models = load_study(study).root / "models" / "embedded"
+    models = "tests/data/tiny"
     table = Path("configs/pairs.tsv")
     header = table.read_text().splitlines()[0].split("\t")
     row = {"pair": "own", "target": f"./{models}/target", "draft": f"./{models}/draft"}

@@ -33,15 +33,15 @@ def study(**changes: object) -> Study:
 
 
 def test_a_measuring_job_asks_for_its_pairs_memory_and_its_cells_time(workplace: Path) -> None:
-    both = study(
-        pairs=["llama31_8b", "embedded"], device="cuda", jobs="method", prompts=8, repeats=64, max_new_tokens=256
-    )
+    methods = [{"method": "draft_model", "k": [2, 4]}, {"method": "ngram", "k": 3}]
+    pairs = ["llama31_8b", "tiny"]
+    both = study(pairs=pairs, methods=methods, device="cuda", jobs="method", prompts=8, repeats=64, max_new_tokens=256)
     sizes = {size.pair: size for size in pair_sizes(both)}
     demands = {process: measuring_demand(both, process, sizes[process[1]]) for process in both.grid.jobs}
     assert len(demands) == 4
     draft_model, ngram = (demands["native", "llama31_8b", method] for method in ("draft_model", "ngram"))
     assert draft_model.memory_mb == ngram.memory_mb == pytest.approx(sizes["llama31_8b"].memory_bytes / 1e6, abs=1)
-    assert draft_model.memory_mb > 18_000 > 2_000 > demands["native", "embedded", "ngram"].memory_mb
+    assert draft_model.memory_mb > 18_000 > 2_000 > demands["native", "tiny", "ngram"].memory_mb
     # Two cells and their baseline a task against one: 3 against 2 of 8 × 64 × 256 passes.
     assert (draft_model.minutes - STARTING) / (ngram.minutes - STARTING) == pytest.approx(3 / 2, rel=0.05)
     together = sum(each.minutes - STARTING for each in demands.values())
@@ -65,7 +65,7 @@ def test_load_is_counted(workplace: Path) -> None:
     keys: dict[str, Any] = {
         "engines": ["llamacpp"],
         "pairs": ["smollm2_135m_shipped"],
-        "tasks": ["code_chat"],
+        "tasks": ["code"],
         "methods": [{"method": "ngram", "k": 4}],
     }
     plain, loaded = (
@@ -82,25 +82,25 @@ def test_load_is_counted(workplace: Path) -> None:
 
 
 def test_the_audit_and_a_conversion_ask_for_their_copies_of_the_weights(workplace: Path) -> None:
-    both = study(pairs=["llama31_8b", "embedded"], methods=[{"method": "ngram", "k": 4}])
+    both = study(pairs=["llama31_8b", "tiny"], methods=[{"method": "ngram", "k": 4}])
     sizes = {size.pair: size for size in pair_sizes(both)}
     large, weights = sizes["llama31_8b"], sizes["llama31_8b"].target.parameters
     assert large.dtype == "bfloat16"
     demand = auditing_demand(both, sizes)
     assert demand.memory_mb > weights * (2 + 4) / 1e6 > 1.5 * large.memory_bytes / 1e6
     assert demand.minutes == max(measuring_demand(both, job, sizes[job[1]]).minutes for job in both.grid.jobs)
-    small = sizes["embedded"]
+    small = sizes["tiny"]
     assert small.audit_bytes - small.memory_bytes == small.target.parameters * (4 + 4) - small.weight_bytes
     assert conversion_demand(large.target).memory_mb > 3 * weights * 4 / 1e6 and conversion_demand(None) == Demand()
 
 
 def test_a_training_asks_for_what_it_learns(workplace: Path) -> None:
-    own = study(training={"target_training": {"steps": 100_000}})
-    target, draft = (training_demand(own, "embedded", model) for model in ("target", "draft"))
-    assert target.memory_mb > draft.memory_mb > 1_500
-    flop = training_flop(own.training, ["target"], pair_sizes(own)[0].target)
-    assert target.minutes - STARTING == pytest.approx(MARGIN * flop / 1.5e11 / 60, abs=1)
-    assert target.minutes > 1_000
+    own = study(training={"draft_training": {"steps": 10_000_000}, "medusa": {"draft_vocabulary": 10}})
+    draft, medusa = (training_demand(own, "tiny", model) for model in ("draft", "medusa"))
+    assert draft.memory_mb > medusa.memory_mb > 1_500
+    flop = training_flop(own.training, ["draft"], pair_sizes(own)[0].target)
+    assert draft.minutes - STARTING == pytest.approx(MARGIN * flop / 1.5e11 / 60, abs=1)
+    assert draft.minutes > 1_000
 
 
 def test_what_is_not_known_gets_a_fixed_measure(workplace: Path) -> None:

@@ -12,24 +12,21 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 from transformers import LlamaForCausalLM
 
+from llamas import saved_llama
 from specrig.heads.dflash import choose_target_layers
 from specrig.heads.dflash.module import DFlashHead, head_config, load, random_tensors, save
 from specrig.runtime.transformers_model import cached_model
 from specrig.runtime.types import DecodingError
-from specrig.training import llama
-from specrig.training.llama import Llama
-from specrig.training.recipe import Shape
 
 V, D, H = 23, 32, 2
 MASK = 22
-TINY = Shape(layers=4, hidden=D, heads=H, intermediate=48, context=64)
 EVERY = [0, 3, 4, 11, 20, 22]
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A target."""
-    llama.save(Llama(TINY, V).initialise(0), tmp_path, (0,))
+    saved_llama(tmp_path, V, layers=4)
     return tmp_path
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from llamas import saved_llama
 from specrig.decoding.drafters.autoregressive import Autoregressive
 from specrig.decoding.drafters.eagle3 import Eagle3
 from specrig.decoding.loop import generate
@@ -27,9 +28,6 @@ from specrig.heads.eagle3.training import Eagle3Learner
 from specrig.heads.teacher import Teacher
 from specrig.runtime.transformers_model import cached_model
 from specrig.runtime.types import DecodingError
-from specrig.training import llama
-from specrig.training.llama import Llama
-from specrig.training.recipe import Shape
 
 V, D = 23, 16
 CONFIG = LlamaConfig(
@@ -132,9 +130,6 @@ def test_wrong_checkpoints_are_refused(target, tmp_path: Path) -> None:
             Eagle3Head(config, tensors, target)
 
 
-TINY = Shape(layers=3, hidden=32, heads=2, intermediate=48, context=64)
-
-
 def pair_of(target: Any, folder: Path) -> Any:
     """Resources with a target and one head."""
     return SimpleNamespace(target=target, head=lambda _: folder)
@@ -209,7 +204,7 @@ def test_a_head_that_lists_its_tokens_in_any_order_drafts_the_same(target, tmp_p
 
 
 def test_a_target_of_two_layers_is_refused(tmp_path: Path) -> None:
-    llama.save(Llama(TINY.model_copy(update={"layers": 2}), V).initialise(0), tmp_path, (0,))
+    saved_llama(tmp_path, V, layers=2)
     teacher = Teacher(LlamaForCausalLM.from_pretrained(tmp_path), (0,), torch.device("cpu"))
     with pytest.raises(DecodingError, match="a target of 2 has too few"):
         Eagle3Learner(Eagle3Recipe(), teacher, teacher, None, 0)

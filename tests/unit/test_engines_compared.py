@@ -166,9 +166,9 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
         tmp_path_factory.mktemp("engines") / "both", engines=("native", "sglang"), methods=("draft_model", "ngram"), ks=(2, 4),
         tasks=("code", "translation"), prompts=12,
     )  # fmt: skip
-    job = folder / "records" / "sglang" / "embedded" / "ngram"
+    job = folder / "records" / "sglang" / "tiny" / "ngram"
     off = [
-        Cell(engine="sglang", pair="embedded", method="ngram", k=4, task=task, temperature=0.0)
+        Cell(engine="sglang", pair="tiny", method="ngram", k=4, task=task, temperature=0.0)
         for task in ("code", "translation")
     ]
     index = json.loads((job / "index.json").read_text())
@@ -226,7 +226,7 @@ def test_one_engine_still_leaves_files(tmp_path: Path) -> None:
 
 def test_a_cell_that_only_one_engine_ran_is_left_out(tmp_path: Path) -> None:
     folder = write_study(tmp_path / "s", methods=("draft_model",), ks=(2,), tasks=("code",))
-    write_job(folder, [CELL.model_copy(update={"engine": "vllm", "pair": "embedded", "k": 3})])
+    write_job(folder, [CELL.model_copy(update={"engine": "vllm", "pair": "tiny", "k": 3})])
     (folder / "study.json").write_text(
         json.dumps({**json.loads((folder / "study.json").read_text()), "engines": ["native", "vllm"]})
     )

@@ -68,7 +68,7 @@ def test_what_is_not_known_gives_no_floor(unknown: dict[str, Any]) -> None:
 def test_cells_have_the_floor_where_the_job_knows_it(tmp_path: Path) -> None:
     study = write_study(tmp_path / "s", methods=("draft_model",), ks=(2,), tasks=("code",))
     assert "floor_share" not in read_study(study).table
-    path = study / "records/native/embedded/draft_model/environment.json"
+    path = study / "records/native/tiny/draft_model/environment.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | environment()))
     assert (read_study(study).table["floor_share"] > 0).all()
 

@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
+from llamas import saved_llama
 from specrig import heads
 from specrig.heads.learner import Texts
 from specrig.heads.teacher import Teacher
-from specrig.training import llama
-from specrig.training.llama import Llama
-from specrig.training.recipe import Recipe, Shape
+from specrig.training.recipe import Recipe
 
 V, D = 23, 32
 
@@ -33,8 +32,7 @@ class Live:
 @pytest.fixture
 def teacher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Teacher:
     monkeypatch.setattr("specrig.heads.regression.RIDGE", 1e-4)
-    model = Llama(Shape(layers=3, hidden=D, heads=2, intermediate=48, context=64), V).initialise(0)
-    llama.save(model, tmp_path, (0,))
+    saved_llama(tmp_path, V, layers=3)
     return Teacher(LlamaForCausalLM.from_pretrained(tmp_path), (V,), torch.device("cpu"))
 
 

@@ -60,7 +60,7 @@ def test_the_report_speaks_of_a_network_only_where_there_was_one(tmp_path: Path,
     if remote:
         write_job(
             folder,
-            [cell.model_copy(update={"pair": "embedded"}) for cell in swept("code") if cell.method == "remote_draft"],
+            [cell.model_copy(update={"pair": "tiny"}) for cell in swept("code") if cell.method == "remote_draft"],
         )
     text = write_report(folder, folder / "report.html").read_text()
     assert ("A network between draft and target" in text) is remote

@@ -13,13 +13,11 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 from transformers import LlamaForCausalLM
 
+from llamas import saved_llama
 from specrig import heads
 from specrig.heads.learner import Texts
 from specrig.heads.teacher import Teacher
 from specrig.runtime.transformers_model import cached_model
-from specrig.training import llama
-from specrig.training.llama import Llama
-from specrig.training.recipe import Shape
 
 V, D = 23, 32
 EVERY = [0, 3, 4, 11, 20, 22]
@@ -29,8 +27,7 @@ EVERY = [0, 3, 4, 11, 20, 22]
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A target."""
-    shape = Shape(layers=4, hidden=D, heads=2, intermediate=48, context=64)
-    llama.save(Llama(shape, V).initialise(0), tmp_path, (0,))
+    saved_llama(tmp_path, V, layers=4)
     return tmp_path
 
 

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PhiConfig
 
+from llamas import random_llama
 from specrig.decoding.drafters import registry
 from specrig.decoding.drafters.medusa import Medusa
 from specrig.decoding.loop import generate
@@ -29,17 +30,14 @@ from specrig.heads.medusa import Medusa as MedusaRecipe
 from specrig.heads.medusa import module as checkpoint
 from specrig.heads.medusa.joint import Joint
 from specrig.heads.medusa.training import MedusaLearner
-from specrig.heads.teacher import Teacher
+from specrig.heads.teacher import Teacher, outer
 from specrig.runtime.model import CachedModel
 from specrig.runtime.transformers_model import cached_model
 from specrig.runtime.types import DecodingError
-from specrig.training import llama
-from specrig.training.checkpoint import State
 from specrig.training.fit import fit, train_jointly
-from specrig.training.language_model import next_token_loss
-from specrig.training.llama import Llama
 from specrig.training.optimizer import Optimizer
-from specrig.training.recipe import Optimisation, Recipe, Shape
+from specrig.training.recipe import Optimisation, Recipe
+from specrig.training.run import Run
 from specrig.training.stages import TEXT
 
 PERIOD = 29
@@ -48,7 +46,6 @@ SETTINGS = MedusaRecipe(
     own_lm_heads=False,
     steps=20,
     batch=4,
-    corpus_sequences=16,
     joint=JointTraining(steps=4),
 )
 
@@ -87,14 +84,15 @@ def everything(texts: torch.Tensor) -> Texts:
 def counter(tmp_path_factory: pytest.TempPathFactory) -> tuple[TrainedPair, list[list[float]]]:
     """A tiny model that knows `cycles`, with four trained heads and their measured accuracies."""
     folder = tmp_path_factory.mktemp("counter")
-    model = Llama(Shape(layers=1, hidden=64, heads=2, intermediate=96, context=128), PERIOD).initialise(0)
+    model = random_llama(PERIOD, layers=1, hidden=64, intermediate=96, context=128)
     settings = MedusaRecipe(heads=4, own_lm_heads=True)
-    schedule = Optimisation(steps=80, batch=8, sequence=32, lr=0.01)
-    optimizer, loss_of = Optimizer(model, schedule), next_token_loss(model)
+    schedule = Optimisation(steps=80, batch=8, lr=0.01)
+    optimizer = Optimizer(model, schedule, outer(model))
     for step in range(schedule.steps):
-        loss_of(cycles(8 + step, 33)).backward()
+        texts = cycles(8 + step, 33)
+        model(texts, labels=texts).loss.backward()
         optimizer.step()
-    llama.save(model, folder, (0,))
+    model.save_pretrained(folder)
     teacher = Teacher(AutoModelForCausalLM.from_pretrained(folder), (PERIOD,), torch.device("cpu"))
     heads = MedusaLearner(settings, teacher, teacher, None, 3)
     optimizer = Optimizer(heads, schedule)
@@ -319,8 +317,8 @@ def test_folders_that_hold_no_fitting_heads_are_refused(
 
 
 @pytest.fixture
-def pair(sums: tuple[Recipe, Path]) -> tuple[Recipe, Path]:
-    return sums[0].model_copy(update={"medusa": SETTINGS}), sums[1]
+def pair(taught: tuple[Recipe, Path]) -> tuple[Recipe, Path]:
+    return taught[0].model_copy(update={"medusa": SETTINGS}), taught[1]
 
 
 def test_joint_training_yields_a_target_and_its_heads(pair: tuple[Recipe, Path], tmp_path: Path) -> None:
@@ -330,13 +328,13 @@ def test_joint_training_yields_a_target_and_its_heads(pair: tuple[Recipe, Path],
     for name in ("target", TEXT):
         (base / name).symlink_to(folder / name)
     with pytest.raises(TrainingError, match="no trained medusa there"):
-        train_jointly(recipe, folder / "corpus", base, tmp_path / "joint", base / "target", progress=False)
-    fit("medusa", recipe, folder / "corpus", base, base / "target", progress=False)
+        train_jointly(recipe, base, tmp_path / "joint", base / "target", progress=False)
+    fit("medusa", recipe, base, base / "target", progress=False)
     measured = json.loads((base / "medusa" / "config.json").read_text())["specrig"]
     assert len(measured["accuracy"]) == 3 and all(len(shares) == 10 for shares in measured["accuracy"])
     assert all(0 <= sum(shares) <= 1.0001 for shares in measured["accuracy"])
     assert measured["first"][0] > 0.95, "the model wrote the text: its next token is its first choice (bfloat16 aside)"
-    train_jointly(recipe, folder / "corpus", base, tmp_path / "joint", base / "target", progress=False)
+    train_jointly(recipe, base, tmp_path / "joint", base / "target", progress=False)
     assert sorted(path.name for path in (tmp_path / "joint").iterdir()) == [".states", "medusa", "target"]
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "joint" / "target")
     before = AutoModelForCausalLM.from_pretrained(folder / "target")
@@ -363,17 +361,19 @@ def test_a_joint_training_that_was_cut_keeps_both_curves(
     base.mkdir()
     for name in ("target", TEXT):
         (base / name).symlink_to(folder / name)
-    fit("medusa", recipe, folder / "corpus", base, base / "target", progress=False)
+    fit("medusa", recipe, base, base / "target", progress=False)
 
-    def save_and_die(state: State, step: int) -> None:
+    def save_and_die(going: Run, step: int) -> None:
         if step == SETTINGS.joint.steps - 1:
-            state.save(step)
+            for curve in going.curves:
+                curve.flush()
+            going.state.save(step)
             raise Killed
 
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(State, "keep", save_and_die)
-        train_jointly(recipe, folder / "corpus", base, joint, base / "target", progress=False)
-    train_jointly(recipe, folder / "corpus", base, joint, base / "target", progress=False)
+        patch.setattr(Run, "keep", save_and_die)
+        train_jointly(recipe, base, joint, base / "target", progress=False)
+    train_jointly(recipe, base, joint, base / "target", progress=False)
     for name in ("target", "medusa"):
         rows = [json.loads(line) for line in (joint / name / "training.jsonl").read_text().splitlines()]
         assert [row["step"] for row in rows if "loss" in row] == list(range(1, SETTINGS.joint.steps + 1)), name
@@ -391,8 +391,8 @@ def test_joint_training_keeps_the_vocabulary_of_the_heads(pair: tuple[Recipe, Pa
         recipe.model_copy(update={"medusa": SETTINGS.model_copy(update={"draft_vocabulary": drafted})})
         for drafted in (40, 30)
     )
-    fit("medusa", first, folder / "corpus", base, base / "target", progress=False)
-    train_jointly(then, folder / "corpus", base, tmp_path / "joint", base / "target", progress=False)
+    fit("medusa", first, base, base / "target", progress=False)
+    train_jointly(then, base, tmp_path / "joint", base / "target", progress=False)
     alone, joint = (load_file(each / "medusa/model.safetensors")["token_map"] for each in (base, tmp_path / "joint"))
     assert len(alone) == 40 and torch.equal(joint, alone)
 

@@ -82,7 +82,7 @@ def served(tmp_path_factory: pytest.TempPathFactory, repository: Path) -> Iterat
             {
                 "study": "moved",
                 "results": str(place),
-                "pairs": ["embedded"],
+                "pairs": ["tiny"],
                 "tasks": ["code"],
                 "methods": [{"method": "ngram", "k": 2}],
             }
@@ -138,9 +138,7 @@ def test_the_charts_open_with_speedup_by_method(served: Served) -> None:
 
 
 def test_a_row_of_the_report_leads_to_its_run(served: Served) -> None:
-    link = mlflow_runs(served.folder, "made_up") + quote(
-        "tags.cell = 'native/embedded/draft_model/code-k4-t0-b1'", safe=""
-    )
+    link = mlflow_runs(served.folder, "made_up") + quote("tags.cell = 'native/tiny/draft_model/code-k4-t0-b1'", safe="")
     output = served.shows(link.replace("http://127.0.0.1:5000", served.root), "draft_model, k = 4, code")
     assert "k = 2" not in output and "ngram" not in output.replace("tags.", "")
 
@@ -153,7 +151,7 @@ def test_two_runs_are_compared(served: Served) -> None:
 
 
 def test_a_file_opens_where_the_study_lies_now(served: Served) -> None:
-    run = served.run("embedded in native: tables, figures, report")
+    run = served.run("tiny in native: tables, figures, report")
     served.shows(
         f"{served.root}/#/experiments/1/runs/{run}/artifacts/tables/speedup.md", "speedup.md", "draft", "ngram"
     )

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
+from llamas import saved_llama
 from specrig.decoding.drafters.p_eagle import Tree, merged
 from specrig.heads.base import TrainingError
 from specrig.heads.eagle3 import Eagle3
@@ -28,19 +29,15 @@ from specrig.heads.p_eagle.training import PEagleLearner
 from specrig.heads.teacher import Teacher
 from specrig.runtime.transformers_model import cached_model
 from specrig.runtime.types import DecodingError
-from specrig.training import llama
-from specrig.training.llama import Llama
-from specrig.training.recipe import Shape
 
 V, D = 23, 32
-TINY = Shape(layers=3, hidden=D, heads=2, intermediate=48, context=64)
 EVERY = [0, 3, 4, 11, 20, 22]
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A target."""
-    llama.save(Llama(TINY, V).initialise(0), tmp_path, (0,))
+    saved_llama(tmp_path, V, layers=3)
     return tmp_path
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from specrig.corpus.trained_on import trained_on
+from llamas import random_llama
 from specrig.engines.head_copies import understood
 from specrig.heads.base import TrainingError
 from specrig.heads.checkpoint import read
@@ -21,21 +21,19 @@ from specrig.runtime.whole import is_rounded, load_whole
 from specrig.study.learning_curve import FILE, LearningPoint, read_learning_curve, write_learning_curve
 from specrig.study.load import load_study
 from specrig.study.problems import Positions, Problems
-from specrig.training import llama
-from specrig.training.llama import Llama
-from specrig.training.recipe import Shape
+from specrig.tasks.trained_on import trained_on
 
 REPOSITORY = Path(__file__).parents[2]
-STUDY = REPOSITORY / "configs/embedded.yaml"
+STUDY = REPOSITORY / "configs/smollm2.yaml"
 pack_weights = runpy.run_path(str(REPOSITORY / "scripts/pack_weights.py"))["pack_weights"]
 
 
 def test_a_card_says_what_the_weights_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     study = load_study(STUDY)
     monkeypatch.setattr(type(study), "root", tmp_path / "results")
-    models = study.root / "models/embedded"
-    with pytest.raises(TrainingError, match=r"specrig stage train .* --pair embedded --model medusa"):
-        pack_weights(study, "embedded", "medusa", tmp_path / "weights", "Apache-2.0")
+    models = study.root / "models/tiny"
+    with pytest.raises(TrainingError, match=r"specrig stage train .* --pair tiny --model medusa"):
+        pack_weights(study, "tiny", "medusa", tmp_path / "weights", "Apache-2.0")
     (models / "medusa").mkdir(parents=True)
     tensors = {"lm_heads.0.weight": torch.randn(6, 4), "token_map": torch.arange(6)}
     save_file(tensors, models / "medusa/model.safetensors")
@@ -63,11 +61,9 @@ def test_a_card_says_what_the_weights_are(tmp_path: Path, monkeypatch: pytest.Mo
     header = (
         "pair,method,k,task,temperature,batch_size,prompts,acceptance_length,speedup,speedup_low,speedup_high,disturbed"
     )
-    rows = [
-        f"{pair},medusa,4,code,0,1,8,2.5,1.456,1.3,1.6,{why}" for pair, why in (("embedded", "steal"), ("other", ""))
-    ]
+    rows = [f"{pair},medusa,4,code,0,1,8,2.5,1.456,1.3,1.6,{why}" for pair, why in (("tiny", "steal"), ("other", ""))]
     (study.root / "tables/cells.csv").write_text("\n".join([header, *rows, ""]))
-    folder = pack_weights(study, "embedded", "medusa", tmp_path / "weights", "Apache-2.0")
+    folder = pack_weights(study, "tiny", "medusa", tmp_path / "weights", "Apache-2.0")
     found = load_file(folder / "model.safetensors")
     assert found["lm_heads.0.weight"].dtype == torch.bfloat16 and torch.equal(found["token_map"], tensors["token_map"])
     assert sorted(file.name for file in folder.iterdir()) == [
@@ -93,11 +89,11 @@ def test_a_card_says_what_the_weights_are(tmp_path: Path, monkeypatch: pytest.Mo
     ]
     write_learning_curve(folder, points)
     monkeypatch.setattr(type(study.training), "initial", lambda *_: [folder])
-    pack_weights(study, "embedded", "medusa", tmp_path / "weights", "Apache-2.0")
+    pack_weights(study, "tiny", "medusa", tmp_path / "weights", "Apache-2.0")
     assert read_learning_curve(folder, Problems(Positions([]))) == points, "also into the folder that it began from"
     assert trained_on(folder) == {"0000000000000007", "ffffffffffffffff"}
     (folder / FILE).unlink()
-    small = pack_weights(study, "embedded", "medusa", tmp_path / "small", "Apache-2.0", eight_bits=True)
+    small = pack_weights(study, "tiny", "medusa", tmp_path / "small", "Apache-2.0", eight_bits=True)
     assert "in 8 bits" in (small / "README.md").read_text() and is_rounded(small) and not is_rounded(folder)
 
 
@@ -132,17 +128,18 @@ def test_a_draft_of_8_bits_loads_like_any_other_and_has_its_targets_tokenizer(
 ) -> None:
     study = load_study(STUDY)
     monkeypatch.setattr(type(study), "root", tmp_path / "results")
-    draft = study.root / "models/embedded/draft"
+    draft = study.root / "models/tiny/draft"
     draft.mkdir(parents=True)
-    model = Llama(Shape(layers=1, hidden=32, heads=2, intermediate=48, context=64), 40).initialise(0)
-    llama.save(model, draft, (0,), torch.tensor([3, 9]))
+    model = random_llama(40, layers=1)
+    model.config.specrig = {"drafted": [3, 9]}
+    model.save_pretrained(draft)
     (draft / "tokenizer.json").write_text("{}")
     (draft / TRAINED_FOR).write_text(json.dumps({"target": "a target", "identity": "ab12"}))
     (draft / "training.jsonl").write_text(json.dumps({"step": 1, "tokens": 10, "seconds": 1.0, "loss": 2.0}) + "\n")
     names = {"train.tokens": torch.int64, "train.written": torch.bool}
     text = {name: torch.ones(2, 5, dtype=dtype) for name, dtype in names.items()}
     save_file(text | {"train.requests": torch.tensor([7], dtype=torch.uint64)}, draft.parent / "text.safetensors")
-    folder = pack_weights(study, "embedded", "draft", tmp_path / "weights", "Apache-2.0", eight_bits=True)
+    folder = pack_weights(study, "tiny", "draft", tmp_path / "weights", "Apache-2.0", eight_bits=True)
     assert not list(folder.glob("tokenizer*")) and "in 8 bits" in (folder / "README.md").read_text()
     check_vocabulary("no/target", str(folder))
     assert (folder / "model.safetensors").stat().st_size < 0.4 * (draft / "model.safetensors").stat().st_size

@@ -19,7 +19,7 @@ from specrig.tasks.scorers import Output, registry
 
 
 def study(task: str, **keys: Any) -> Study:
-    keys = {"study": "own", "pairs": ["embedded"], "tasks": [task], "methods": ["ngram"], "prompts": 4} | keys
+    keys = {"study": "own", "pairs": ["tiny"], "tasks": [task], "methods": ["ngram"], "prompts": 4} | keys
     Path("configs/own.yaml").write_text(json.dumps(keys))
     return load_study(Path("configs/own.yaml"))
 

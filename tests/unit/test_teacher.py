@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import json
 import shutil
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny import TINY, prompts_of
 from transformers import (
     AutoModelForCausalLM,
     GPT2Config,
@@ -23,6 +23,8 @@ from transformers import (
     Qwen3Config,
 )
 
+from llamas import RECIPE as TAUGHT
+from llamas import TINY, random_llama
 from specrig.decoding.drafters import registry
 from specrig.decoding.loop import generate
 from specrig.engines.native import Native
@@ -33,10 +35,9 @@ from specrig.heads.teacher import Teacher, autocast, copy_tokenizer, end_tokens,
 from specrig.models.pair import PairFiles
 from specrig.runtime.linear import Linear
 from specrig.training import stages
-from specrig.training.distil import measured
+from specrig.training.draft import DraftLearner
 from specrig.training.generate import Writer
-from specrig.training.llama import Llama
-from specrig.training.recipe import Recipe, Shape
+from specrig.training.recipe import Recipe
 from specrig.training.states import StoredStates, prepare
 from specrig.training.target_text import frequent, read_text, write_text
 
@@ -71,13 +72,13 @@ CONFIGS = {
     "qwen2": Qwen2Config(**GROUPED),
     "qwen3": Qwen3Config(**GROUPED, head_dim=16),
 }
-HEAD = {"steps": 3, "batch": 2, "corpus_sequences": 0}
+HEAD = {"steps": 3, "batch": 2}
 RECIPE = Recipe.model_validate(
-    TINY
+    TAUGHT
     | {
         "draft": {"layers": 1, "hidden": 16, "heads": 1, "intermediate": 24},
-        "draft_training": {"steps": 3, "batch": 2, "evaluations": 1, "sequence": 72},
-        "distillation": {"generated_share": 1.0, "draft_vocabulary": 200, "start": "embedding"},
+        "draft_training": {"steps": 3, "batch": 2},
+        "distillation": {"draft_vocabulary": 200, "start": "embedding"},
         "text": {"sequences": 12, "heldout_sequences": 8, "sequence": 72},
         "medusa": HEAD | {"heads": 2, "draft_vocabulary": 200, "joint": {"steps": 2}},
         "eagle": HEAD | {"rollout": 2, "draft_vocabulary": 200, "loss": "lk"},
@@ -98,15 +99,13 @@ def made(kind: str, tokenizer: Path, folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module", params=sorted(CONFIGS))
-def trained(
-    request: pytest.FixtureRequest, tiny_pair: Path, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, Path]:
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A target's folder, and the folder of what was trained for it."""
     folder = tmp_path_factory.mktemp(request.param)
-    target, models = made(request.param, tiny_pair / "models/target", folder / "given"), folder / "models"
-    write_text(RECIPE, tiny_pair / "corpus", models, target)
+    target, models = made(request.param, TINY / "target", folder / "given"), folder / "models"
+    write_text(RECIPE, models, target)
     for name in MODELS:
-        stages.train(name, RECIPE, tiny_pair / "corpus", models, target, False, "cpu")
+        stages.train(name, RECIPE, models, target, False, "cpu")
     return target, models
 
 
@@ -125,12 +124,21 @@ def test_a_teacher_says_what_the_model_says(trained: tuple[Path, Path]) -> None:
     torch.testing.assert_close(logits.float(), generated.logits.float())
 
 
+def heldout_prompts(models: Path) -> list[list[int]]:
+    """What stands before the target's first token in each held-out text."""
+    heldout = read_text(models).heldout
+    return [
+        row[: int(written.int().argmax())].tolist()
+        for row, written in zip(heldout.tokens, heldout.written, strict=True)
+    ]
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_what_was_trained_decodes_losslessly(trained: tuple[Path, Path], tiny_pair: Path, temperature: float) -> None:
+def test_what_was_trained_decodes_losslessly(trained: tuple[Path, Path], temperature: float) -> None:
     target, models = trained
     heads = {name: models / name for name in MODELS if name != "draft"}
     engine = Native(PairFiles("any", str(target), str(models / "draft"), heads=heads))
-    prompts = prompts_of("heldout", RECIPE, tiny_pair / "corpus", target)[:2]
+    prompts = heldout_prompts(models)[:2]
 
     def outputs(method: str, k: int) -> list[list[int]]:
         kind = registry()[method]
@@ -146,12 +154,8 @@ def test_what_was_trained_decodes_losslessly(trained: tuple[Path, Path], tiny_pa
             assert found == plain, method
 
 
-def test_the_text_is_what_the_target_says(trained: tuple[Path, Path], tiny_pair: Path) -> None:
+def test_the_text_is_what_the_target_says(trained: tuple[Path, Path]) -> None:
     text, teacher = read_text(trained[1]), load_teacher(trained[0], torch.device("cpu"))
-    prompts = prompts_of("heldout", RECIPE, tiny_pair / "corpus", trained[0])
-    for row, prompt in enumerate(prompts):
-        assert text.heldout.tokens[row, : len(prompt)].tolist() == prompt
-        assert not text.heldout.written[row, : len(prompt)].any() and text.heldout.written[row, len(prompt)]
     logits = teacher.logits(teacher.states(text.heldout.tokens[:, :-1])).float()
     said = logits.gather(-1, text.heldout.tokens[:, 1:].unsqueeze(-1)).squeeze(-1)
     short = (logits.amax(-1) - said)[text.heldout.written[:, 1:]]
@@ -165,13 +169,13 @@ def test_the_curves_tell_the_acceptance_to_expect(trained: tuple[Path, Path]) ->
         assert not (trained[1] / name / ".states").exists()
 
 
-def test_medusa_2_trains_any_target_with_its_heads(tiny_pair: Path, tmp_path: Path) -> None:
+def test_medusa_2_trains_any_target_with_its_heads(tmp_path: Path) -> None:
     from specrig.training.fit import train_jointly
 
-    target = made("qwen3", tiny_pair / "models/target", tmp_path / "given")
-    write_text(RECIPE, tiny_pair / "corpus", tmp_path / "base", target)
-    stages.train("medusa", RECIPE, tiny_pair / "corpus", tmp_path / "base", target, False, "cpu")
-    train_jointly(RECIPE, tiny_pair / "corpus", tmp_path / "base", tmp_path / "joint", target, False)
+    target = made("qwen3", TINY / "target", tmp_path / "given")
+    write_text(RECIPE, tmp_path / "base", target)
+    stages.train("medusa", RECIPE, tmp_path / "base", target, False, "cpu")
+    train_jointly(RECIPE, tmp_path / "base", tmp_path / "joint", target, False)
     before, after = (
         AutoModelForCausalLM.from_pretrained(folder).state_dict() for folder in (target, tmp_path / "joint/target")
     )
@@ -196,8 +200,8 @@ def test_an_end_token_inside_a_prompt_ends_no_text() -> None:
     """As in ChatML, whose turns end with it: only what the target wrote is measured, and all of it."""
     tokens = torch.tensor([[5, 0, 7, 8, 9, 0, 0]])
     written = torch.tensor([[0, 0, 0, 1, 1, 1, 0]], dtype=torch.bool)
-    model = Llama(Shape(layers=1, hidden=16, heads=1, intermediate=24), 12).initialise(0)
-    _, evaluated = measured(model, None, Texts(tokens, written))
+    teacher = Teacher(random_llama(12, hidden=16, heads=1, intermediate=24), (0,), torch.device("cpu"))
+    _, evaluated = DraftLearner(RECIPE, teacher, None).measured(Texts(tokens, written), torch.empty(0))
     assert evaluated[:3].sum((1, 2)).tolist() == [2, 1, 0]  # token 4 after 3, token 5 after 4; both after 3
 
 
@@ -238,21 +242,19 @@ def test_states_on_disk_are_those_in_memory_and_are_not_made_twice(
     ), "large ones go with the training"
 
 
-@pytest.mark.parametrize("corpus_sequences", [0, 4])
 def test_the_job_that_writes_the_text_computes_all_states(
-    trained: tuple[Path, Path], tiny_pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, corpus_sequences: int
+    trained: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe = RECIPE.model_copy(update={"eagle": RECIPE.eagle.model_copy(update={"corpus_sequences": corpus_sequences})})
     shutil.copy(trained[1] / stages.TEXT, tmp_path / stages.TEXT)
-    prepare(recipe, tiny_pair / "corpus", tmp_path, trained[0], ("draft", "rest"))
+    prepare(RECIPE, tmp_path, trained[0], ("draft", "rest"))
     make = StoredStates._make
     monkeypatch.setattr(StoredStates, "_make", lambda *_: pytest.fail("states were made again"))
-    stages.train("draft", recipe, tiny_pair / "corpus", tmp_path, trained[0], False, "cpu")
+    stages.train("draft", RECIPE, tmp_path, trained[0], False, "cpu")
     monkeypatch.setattr(StoredStates, "_make", make)
-    prepare(recipe, tiny_pair / "corpus", tmp_path, trained[0], ("draft", "eagle", "eagle3"))
+    prepare(RECIPE, tmp_path, trained[0], ("draft", "eagle", "eagle3"))
     monkeypatch.setattr(StoredStates, "_make", lambda *_: pytest.fail("states were made again"))
     for name in ("eagle", "eagle3"):
-        stages.train(name, recipe, tiny_pair / "corpus", tmp_path, trained[0], False, "cpu")
+        stages.train(name, RECIPE, tmp_path, trained[0], False, "cpu")
 
 
 def test_a_cut_vocabulary_holds_the_most_frequent_tokens(trained: tuple[Path, Path]) -> None:
@@ -269,39 +271,33 @@ def test_a_cut_vocabulary_holds_the_most_frequent_tokens(trained: tuple[Path, Pa
 
 
 def test_a_writing_that_was_cut_goes_on(
-    trained: tuple[Path, Path], tiny_pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trained: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Shards that are whole are not written again; the one that was cut is, to the byte."""
-    text = RECIPE.text.model_copy(update={"batch": 1, "sequence": 64})
-    recipe = RECIPE.model_copy(update={"text": text})
-    # A new folder times which precision is faster; on a busy machine that is not always the same one.
-    monkeypatch.setattr("specrig.training.text_shards.fastest", lambda *_: "float32")
+    """Texts that are there are not written again, and one that was cut in its line is."""
+
+    class Killed(BaseException):
+        pass
+
     write = Writer.write
-    for cut in (1, 5, 3):
 
-        class Killed(BaseException):
-            pass
+    def killed(self: Writer, *args: Any) -> Any:
+        yield from islice(write(self, *args), 5)
+        raise Killed
 
-        steps = iter(range(cut + 1))
-
-        def killed(self: Writer, *args: Any, steps: Any = steps, error: type[BaseException] = Killed) -> Any:
-            for found in write(self, *args):
-                if next(steps, None) is None:
-                    raise error
-                yield found
-
-        with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
-            patch.setattr(Writer, "write", killed)
-            write_text(recipe, tiny_pair / "corpus", tmp_path / "cut", trained[0])
-    there = {path: path.stat().st_mtime_ns for path in tmp_path.glob("cut/text/*/*.jsonl")}
-    assert there
-    write_text(recipe, tiny_pair / "corpus", tmp_path / "cut", trained[0])
-    write_text(recipe, tiny_pair / "corpus", tmp_path / "whole", trained[0])
-    assert all(path.stat().st_mtime_ns == time for path, time in there.items())
-    files = sorted(path.relative_to(tmp_path / "whole") for path in (tmp_path / "whole").rglob("*") if path.is_file())
-    assert len(files) > 5
-    for file in files:
-        assert (tmp_path / "cut" / file).read_bytes() == (tmp_path / "whole" / file).read_bytes(), file
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(Writer, "write", killed)
+        write_text(RECIPE, tmp_path / "cut", trained[0])
+    (file,) = (tmp_path / "cut/text").glob("*.jsonl")
+    there = file.read_bytes()
+    assert there.count(b"\n") == 5
+    file.write_bytes(there + b'{"number": 99, "tem')
+    write_text(RECIPE, tmp_path / "cut", trained[0])
+    assert file.read_bytes().startswith(there)
+    write_text(RECIPE, tmp_path / "whole", trained[0])
+    (whole,) = (tmp_path / "whole/text").glob("*.jsonl")
+    assert whole.name == file.name
+    numbers = [[json.loads(line)["number"] for line in each.read_text().splitlines()] for each in (file, whole)]
+    assert sorted(numbers[0]) == sorted(numbers[1]) and len(set(numbers[0])) == len(numbers[0])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -320,7 +316,7 @@ def test_some_outputs_of_a_layer_are_those_of_the_whole(rows: int, dtype: torch.
     )
 
 
-def test_a_model_that_cannot_teach_is_refused(tiny_pair: Path, tmp_path: Path) -> None:
+def test_a_model_that_cannot_teach_is_refused(tmp_path: Path) -> None:
     from transformers import CohereConfig
 
     config = CohereConfig(**GROUPED | {"tie_word_embeddings": True}, logit_scale=0.1)

@@ -106,7 +106,7 @@ COMMANDS = {
     "compare": ["compare", *(str(PUBLISHED / name) for name in ("intel-xeon-quick", "amd-epyc-zen4-quick"))],
     "methods": ["methods"],
     "advise": ["advise", "llama31_8b"],
-    "plan": ["plan", "configs/embedded.yaml"],
+    "plan": ["plan", "configs/smollm2.yaml"],
 }
 
 
@@ -143,10 +143,11 @@ def test_plan_names_tasks_once_and_counts_the_prompts_that_there_are(
 ) -> None:
     rows = [{"id": str(number), "prompt": "Say it in German.", "reference": ""} for number in range(2)]
     Path("mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    Path("configs/tasks.tsv").write_text("task\tsource\ncode\tcorpus\nmine\tmine.jsonl\n")
+    Path("configs/tasks.tsv").write_text("task\tsource\ncode\tconfigs/prompts/code.jsonl\nmine\tmine.jsonl\n")
     config = yaml.safe_load(Path("configs/test.yaml").read_text())
     config |= {"tasks": ["code", "mine"], "prompts": 8}
-    config["training"]["draft"] = config["training"]["target"] | {"hidden": 192}
+    pairs = Path("configs/pairs.tsv")
+    pairs.write_text(pairs.read_text().replace("tests/data/tiny/draft", "tests/data/tiny/target"))
     Path("configs/own.yaml").write_text(yaml.safe_dump(config))
     assert cli.main(["plan", "configs/own.yaml"]) == 0
     output = capsys.readouterr().out
@@ -155,10 +156,10 @@ def test_plan_names_tasks_once_and_counts_the_prompts_that_there_are(
         and "tasks: code, mine\n" in output
         and "prompts: 8 a task, fewer of mine 2\n" in output
     )
-    assert re.search(r"Draft not smaller embedded: the draft has [\d.]+[MK] parameters, its target [\d.]+[MK]", output)
+    assert re.search(r"Draft not smaller tiny: the draft has [\d.]+[MK] parameters, its target [\d.]+[MK]", output)
     assert cli.main(["plan", "configs/own.yaml", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["prompts_of"] == {"code": 8, "mine": 2} and "embedded" in found["large_drafts"]
+    assert found["prompts_of"] == {"code": 8, "mine": 2} and "tiny" in found["large_drafts"]
 
 
 CELLS = "engine,pair,method,k,task,temperature,batch_size,lossless,failed,disturbed,speedup,speedup_low,speedup_high,"
@@ -259,7 +260,7 @@ def test_advice_names_options_and_keeps_engines_apart(workplace: Path, capsys: p
     table = Path("results/test/tables/cells.csv")
     table.parent.mkdir(parents=True)
     lines = [
-        f"{engine},embedded,{method},4,code,0.0,1,True,False,,{speed},1.1,1.9,2.0,{variant}"
+        f"{engine},tiny,{method},4,code,0.0,1,True,False,,{speed},1.1,1.9,2.0,{variant}"
         for engine, method, variant, speed in (
             ("native", "p_eagle", "", 1.3),
             ("native", "p_eagle", "nodesauto", 1.4),
@@ -267,11 +268,11 @@ def test_advice_names_options_and_keeps_engines_apart(workplace: Path, capsys: p
         )
     ]
     table.write_text("\n".join([CELLS, *lines[:2], ""]))
-    assert cli.main(["advise", "embedded", "--study", "results/test"]) == 0
+    assert cli.main(["advise", "tiny", "--study", "results/test"]) == 0
     output = capsys.readouterr().out
     assert re.search(r"p_eagle \(nodes=auto\) +4 +1\.40 ", output) and "engine" not in output
     table.write_text("\n".join([CELLS, *lines, ""]))
-    assert cli.main(["advise", "embedded", "--study", "results/test"]) == 0
+    assert cli.main(["advise", "tiny", "--study", "results/test"]) == 0
     output = capsys.readouterr().out
     assert re.search(r"^native +code .* p_eagle \(nodes=auto\) +4 +1\.40 ", output, re.MULTILINE)
     assert re.search(r"^vllm +code .* ngram \(n=2-3\) +4 +1\.90 ", output, re.MULTILINE)

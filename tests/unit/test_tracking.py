@@ -58,8 +58,8 @@ def files(study: Path, run: Run) -> list[str]:
     return sorted(path.name for path in (study / "mlartifacts" / run.info.run_id / "artifacts").iterdir())
 
 
-METHOD = "native/embedded/0.0/1/draft_model/"
-CELLS = [f"native/embedded/draft_model/code-k{k}-t0-b1" for k in (2, 4)]
+METHOD = "native/tiny/0.0/1/draft_model/"
+CELLS = [f"native/tiny/draft_model/code-k{k}-t0-b1" for k in (2, 4)]
 
 
 def ids(study: Path) -> dict[str, list[str]]:
@@ -69,11 +69,11 @@ def ids(study: Path) -> dict[str, list[str]]:
 def test_a_study_and_again_and_changed(study: Path) -> None:
     assert track(study) == TrackingResult(added=4)
     first = runs(study)
-    assert set(first) == {"native/embedded", METHOD, *CELLS}
-    [pair], [method], [child] = first["native/embedded"], first[METHOD], first[CELLS[1]]
+    assert set(first) == {"native/tiny", METHOD, *CELLS}
+    [pair], [method], [child] = first["native/tiny"], first[METHOD], first[CELLS[1]]
     assert child.data.tags["mlflow.parentRunId"] == method.info.run_id and "mlflow.parentRunId" not in method.data.tags
     assert {run.info.status for found in first.values() for run in found} == {"FINISHED"}
-    assert (pair.info.run_name, method.info.run_name) == ("embedded in native: tables, figures, report", "draft_model")
+    assert (pair.info.run_name, method.info.run_name) == ("tiny in native: tables, figures, report", "draft_model")
     assert child.info.run_name == "draft_model, k = 4, code"
     assert child.data.params["k"] == "4" and child.data.metrics["speedup"] > 0
     assert child.data.tags["mlflow.source.git.commit"] == "0" * 40
@@ -88,7 +88,7 @@ def test_a_study_and_again_and_changed(study: Path) -> None:
     assert ids(study) == {key: [run.info.run_id for run in found] for key, found in first.items()}
 
     cells = [
-        Cell(engine="native", pair="embedded", method="draft_model", k=k, task="code", temperature=0.0) for k in (2, 4)
+        Cell(engine="native", pair="tiny", method="draft_model", k=k, task="code", temperature=0.0) for k in (2, 4)
     ]
     keep = {path.name: path.read_bytes() for path in study.rglob("*k2*.jsonl")}
     write_job(study, cells, prompts=3, length=24, seed=5)
@@ -152,7 +152,7 @@ def test_the_saved_views_list_runs_with_what_their_columns_show(study: Path) -> 
     assert {key: [run.data.tags["cell"] for run in listed] for key, listed in found.items()} == {
         "methods": [METHOD],
         "cells": sorted(CELLS, key=lambda cell: -runs(study)[cell][0].data.metrics["speedup"]),
-        "report": ["native/embedded"],
+        "report": ["native/tiny"],
     }
     assert "&viewStateShareKey=methods" in Path(__file__, "../../../Makefile").resolve().read_text(), (
         "`make ui` leads to it"
@@ -179,7 +179,7 @@ def test_runs_name_the_prompts_and_have_the_times_of_measuring(study: Path) -> N
         key: tuple((time - ten) / 60_000 for time in (run.info.start_time, run.info.end_time))
         for key, [run] in runs(study).items()
     }
-    assert minutes == {CELLS[0]: (0, 1), CELLS[1]: (2, 3), METHOD: (0, 3), "native/embedded": (0, 3)}
+    assert minutes == {CELLS[0]: (0, 1), CELLS[1]: (2, 3), METHOD: (0, 3), "native/tiny": (0, 3)}
 
     first = {}
     for key in (METHOD, *CELLS):
@@ -204,15 +204,15 @@ def test_what_the_audit_said_stands_in_the_runs(study: Path) -> None:
     (study / "audit").mkdir()
     verdict = "engine,pair,method,variant,task,temperature,test,ks,samples,p_value,passed,finding\n"
     (study / "audit" / "records.csv").write_text(
-        f"{verdict}native,embedded,draft_model,,code,0.0,token identity,2,3,,True,fine\n"
+        f"{verdict}native,tiny,draft_model,,code,0.0,token identity,2,3,,True,fine\n"
     )
     assert track(study, report) == TrackingResult(added=4)
-    [pair] = runs(study)["native/embedded"]
+    [pair] = runs(study)["native/tiny"]
     assert "report.html" in files(study, pair)
     assert runs(study)[METHOD][0].data.metrics["speedup"] > 0
 
     (study / "audit" / "records.csv").write_text(
-        f"{verdict}native,embedded,draft_model,,code,0.0,token identity,2,3,,False,bad\n"
+        f"{verdict}native,tiny,draft_model,,code,0.0,token identity,2,3,,False,bad\n"
     )
     assert track(study, report) == TrackingResult(replaced=4)
     for key in (METHOD, *CELLS):
@@ -328,11 +328,11 @@ def test_a_locked_store_costs_a_warning_only(study: Path, monkeypatch: pytest.Mo
 
 
 def test_loss_curves_are_runs_too(study: Path) -> None:
-    folder = study / "models" / "embedded" / "draft"
+    folder = study / "models" / "tiny" / "draft"
     folder.mkdir(parents=True)
     lines = [{"step": 0, "seconds": 1.0, "loss": 5.0}, {"step": 9, "seconds": 9.4, "heldout": {"code": 4.0}}]
     (folder / "training.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert track(study) == TrackingResult(added=5)
-    [run] = runs(study)["training/embedded/draft"]
-    assert run.data.tags["mlflow.parentRunId"] == ids(study)["native/embedded"][0]
+    [run] = runs(study)["training/tiny/draft"]
+    assert run.data.tags["mlflow.parentRunId"] == ids(study)["native/tiny"][0]
     assert run.data.metrics["loss"] == 5.0 and run.data.metrics["heldout/code"] == 4.0

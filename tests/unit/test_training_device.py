@@ -8,46 +8,38 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny import TINY
 from transformers import AutoModelForCausalLM
 
+from llamas import RECIPE as TAUGHT
+from llamas import TINY
 from specrig.training import stages, states
 from specrig.training.fit import train_jointly
 from specrig.training.recipe import Recipe
 from specrig.training.target_text import read_text, write_text
 
+HEAD = {"steps": 10, "batch": 4}
 RECIPE = Recipe.model_validate(
     {
-        **TINY,
-        "target": {"layers": 6, "hidden": 64, "heads": 2, "intermediate": 128},
-        "target_training": {
-            "steps": 24, "batch": 4, "accumulate": 2, "evaluations": 1, "growth": [{"until": 0.5, "layers": 3}], "lr": 0.01
-        },
-        "draft_training": {"steps": 24, "batch": 4, "accumulate": 2, "evaluations": 1},
-        "text": {"sequences": 12, "heldout_sequences": 8, "batch": 5},
-        "medusa": {"steps": 10, "corpus_sequences": 8, "joint": {"steps": 4}},
-        "eagle": {"steps": 10, "corpus_sequences": 8},
-        "eagle3": {"steps": 10, "matrix_lr": 0.02, "corpus_sequences": 8},
-        "dflash": {"steps": 10, "corpus_sequences": 8},
-        "p_eagle": {"steps": 10, "matrix_lr": 0.02, "corpus_sequences": 8},
-        "hydra": {"steps": 10, "corpus_sequences": 8},
-        "pard": {"steps": 10, "corpus_sequences": 8},
-        "layer_skip": {"texts": 2, "tokens": 32, "candidates": 2},
+        **TAUGHT,
+        "text": {"sequences": 12, "heldout_sequences": 8, "sequence": 96, "batch": 5},
+        "medusa": HEAD | {"joint": {"steps": 4}},
+        "eagle": HEAD,
+        "eagle3": HEAD,
+        "dflash": HEAD,
+        "p_eagle": HEAD,
+        "hydra": HEAD,
+        "pard": HEAD,
+        "layer_skip": {"texts": 2, "tokens": 32, "candidates": 2, "most": 0.3},
     }
-)  # fmt: skip
+)
 GPU = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))
 
 
-@pytest.fixture
-def text(tiny_corpus: Path) -> Path:
-    return tiny_corpus / "corpus"
-
-
 @pytest.mark.parametrize("device", ["cpu", GPU])
-def test_every_stage_trains_where_it_is_told(text: Path, tmp_path: Path, device: str) -> None:
+def test_every_stage_trains_where_it_is_told(tmp_path: Path, device: str) -> None:
     models = tmp_path / "pair"
-    stages.train("target", RECIPE, text, models, models / "target", False, device)
-    write_text(RECIPE, text, models, models / "target", device)
+    target = TINY / "target"
+    write_text(RECIPE, models, target, device)
     for name in (
         "draft",
         "medusa",
@@ -61,8 +53,8 @@ def test_every_stage_trains_where_it_is_told(text: Path, tmp_path: Path, device:
         "layer_skip",
         "pard",
     ):
-        stages.train(name, RECIPE, text, models, models / "target", False, device)
-    train_jointly(RECIPE, text, models, tmp_path / "joint", models / "target", False, device)
+        stages.train(name, RECIPE, models, target, False, device)
+    train_jointly(RECIPE, models, tmp_path / "joint", target, False, device)
     for folder in (*(models / name for name in stages.STAGES), tmp_path / "joint/target", tmp_path / "joint/medusa"):
         lines = [json.loads(line) for line in (folder / "training.jsonl").read_text().splitlines()]
         losses = [line["loss"] for line in lines if "loss" in line]
@@ -72,23 +64,20 @@ def test_every_stage_trains_where_it_is_told(text: Path, tmp_path: Path, device:
         else:
             assert min(losses[-2:]) < losses[0] or folder.parent.name == "joint", (folder, losses)
         assert all(tensor.isfinite().all() for tensor in load_file(folder / "model.safetensors").values())
-    assert read_text(models).train.tokens.shape == (12, 257)
-    for folder in (models / "target", models / "draft", tmp_path / "joint/target"):
+    assert read_text(models).train.tokens.shape == (12, 97)
+    for folder in (models / "draft", tmp_path / "joint/target"):
         assert AutoModelForCausalLM.from_pretrained(folder).get_input_embeddings().weight.device.type == "cpu"
 
 
-def test_states_computed_at_each_read_teach_like_those_on_disk(
-    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_states_computed_at_each_read_teach_like_those_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a GPU computes them. A target that learns with its heads is taught by what it was, however they are read."""
     models, losses = tmp_path / "pair", dict[bool, list[list[float]]]()
-    stages.train("target", RECIPE, text, models, models / "target", False, "cpu")
-    write_text(RECIPE, text, models, models / "target")
+    write_text(RECIPE, models, TINY / "target")
     for kept in (True, False):
         monkeypatch.setattr(states, "stores", lambda _, kept=kept: kept)
         for name in ("draft", "medusa", "eagle3"):
-            stages.train(name, RECIPE, text, models, models / "target", False, "cpu")
-        train_jointly(RECIPE, text, models, tmp_path / "joint", models / "target", False, "cpu")
+            stages.train(name, RECIPE, models, TINY / "target", False, "cpu")
+        train_jointly(RECIPE, models, tmp_path / "joint", TINY / "target", False, "cpu")
         curves = [*(models / name for name in ("draft", "medusa", "eagle3")), tmp_path / "joint/medusa"]
         lines = [(folder / "training.jsonl").read_text().splitlines() for folder in curves]
         losses[kept] = [[found["loss"] for found in map(json.loads, each) if "loss" in found] for each in lines]
@@ -97,10 +86,10 @@ def test_states_computed_at_each_read_teach_like_those_on_disk(
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-def test_a_gpu_starts_from_the_same_weights_and_batches(text: Path, tmp_path: Path) -> None:
+def test_a_gpu_starts_from_the_same_weights_and_batches(tmp_path: Path) -> None:
     first = {}
+    write_text(RECIPE, tmp_path, TINY / "target")
     for device in ("cpu", "cuda"):
-        stages.train("target", RECIPE, text, tmp_path / device, tmp_path / device / "target", False, device)
-        lines = (tmp_path / device / "target/training.jsonl").read_text().splitlines()
-        first[device] = json.loads(lines[0])["loss"]
+        stages.train("draft", RECIPE, tmp_path, TINY / "target", False, device)
+        first[device] = json.loads((tmp_path / "draft/training.jsonl").read_text().splitlines()[0])["loss"]
     assert first["cuda"] == pytest.approx(first["cpu"], rel=0.01)  # bfloat16

@@ -56,9 +56,9 @@ def printed(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> dict:
 
 def test_plan_and_methods_as_json(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan = printed(["plan", "configs/test.yaml"], capsys)
-    assert plan["cells"] == 6 == sum(job["cells"] for job in plan["jobs"])
-    assert {job["pair"] for job in plan["jobs"]} == {"embedded"} and 0 < plan["hours"] < 1
-    assert {entry["model"] for entry in plan["trains"]} >= {"target", "draft"}
+    assert plan["cells"] == 8 == sum(job["cells"] for job in plan["jobs"])
+    assert {job["pair"] for job in plan["jobs"]} == {"tiny"} and 0 < plan["hours"] < 1
+    assert {entry["model"] for entry in plan["trains"]} == {"medusa"}
     assert all(pair["memory_bytes"] > 0 for pair in plan["pairs"])
     assert (plan["report"], plan["results"]) == ("reports/test/report.html", "results/test")
     methods = printed(["methods"], capsys)
@@ -67,17 +67,17 @@ def test_plan_and_methods_as_json(workplace: Path, capsys: pytest.CaptureFixture
 
 
 def test_advice_knows_the_sizes_of_trained_pairs(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = printed(["advise", "embedded"], capsys)
+    found = printed(["advise", "smollm2_135m"], capsys)
     assert any("times smaller" in finding["text"] for finding in found["findings"])
     assert {entry["method"] for entry in found["predictions"]} >= {"draft_model"}
     # By the recipe of the study that is named, and by that of a study which has run.
-    recipe = yaml.safe_load(Path("configs/embedded.yaml").read_text())
+    recipe = yaml.safe_load(Path("configs/smollm2_train.yaml").read_text())
     recipe["training"] = {
         **recipe.get("training", {}),
-        "draft": {"layers": 1, "hidden": 32, "heads": 1, "intermediate": 32},
+        "draft": {"layers": 1, "hidden": 32, "heads": 1, "intermediate": 32, "context": 8192},
     }
     Path("configs/own.yaml").write_text(yaml.safe_dump(recipe))
-    other = printed(["advise", "embedded", "--trained-by", "configs/own.yaml"], capsys)
+    other = printed(["advise", "smollm2_135m", "--trained-by", "configs/own.yaml"], capsys)
     ratio, smaller = (
         float(one["findings"][0]["text"].split("the draft is ")[1].split(" ")[0]) for one in (found, other)
     )
@@ -98,7 +98,7 @@ def test_tiny_sizes_print_as_what_they_are(workplace: Path, capsys: pytest.Captu
         "2 minutes",
         "2.0 hours",
     ]
-    assert cli.main(["plan", "configs/embedded.yaml"]) == 0
+    assert cli.main(["plan", "configs/smollm2.yaml"]) == 0
     output = capsys.readouterr().out
     assert not re.search(r"\b0\.0\b", output), output
 

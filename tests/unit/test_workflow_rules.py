@@ -31,7 +31,7 @@ def rules(*, cores: int = 4, gpus: int = 1, shared: bool = False, **changes: Any
 
 def job(**changes: str) -> Any:
     """The wildcards of a measuring job and of a training."""
-    own = {"engine": "native", "pair": "embedded", "process": "together", "again": "", "model": "draft"}
+    own = {"engine": "native", "pair": "tiny", "process": "together", "again": "", "model": "draft"}
     return SimpleNamespace(**own | changes)
 
 
@@ -51,7 +51,7 @@ def test_a_job_is_stale_for_what_decides_its_cells_and_for_nothing_else(workplac
     assert settings == {"seed", "clock", "prompts"} and cells == {"a longer sweep", "an option"}
     longer = set(changed["a longer sweep"].job_cell_names(job())) - set(plain.job_cell_names(job()))
     assert {name.split()[0] for name in longer} == {f"draft_model/{task}-k3-t0-b1" for task in ("code", "translation")}
-    assert plain.job_code(job()) == rules(seed=5).job_code(job()) and len(set(plain.job_code(job()))) == 2
+    assert plain.job_code(job()) == rules(seed=5).job_code(job()) and len(set(plain.job_code(job()))) == 3
 
 
 def test_a_job_is_stale_for_what_it_applies_of_a_tasks_row(workplace: Path) -> None:
@@ -63,7 +63,7 @@ def test_a_job_is_stale_for_what_it_applies_of_a_tasks_row(workplace: Path) -> N
         return found
 
     for row in (
-        {"chat": "yes"},
+        {"chat": ""},
         {"where": "a=b"},
         {"id_field": "#"},
         {"prompt_template": "{a}"},
@@ -72,11 +72,11 @@ def test_a_job_is_stale_for_what_it_applies_of_a_tasks_row(workplace: Path) -> N
         assert made(**row).job_tasks(job()) != plain.job_tasks(job()), row
     for row in ({"notes": "a"}, {"licence": "MIT"}, {"scorer": "exact_match"}, {"reference_field": "a"}):
         assert made(**row).job_tasks(job()) == plain.job_tasks(job()), row
-    served = {"engines": ["llamacpp"], "pairs": ["smollm2_135m_shipped"], "tasks": ["code_chat"], "methods": ["ngram"]}
+    served = {"engines": ["llamacpp"], "pairs": ["smollm2_135m_shipped"], "tasks": ["code"], "methods": ["ngram"]}
     loaded = rules(**served, traffic={"concurrency": [1], "prompts": 8})
     point = job(engine="llamacpp", pair="smollm2_135m_shipped", method="ngram")
     before = loaded.traffic_tasks(point)
-    loaded.study.rows.tasks["code_chat"] = loaded.study.rows.tasks["code_chat"].model_copy(update={"id_field": "#"})
+    loaded.study.rows.tasks["code"] = loaded.study.rows.tasks["code"].model_copy(update={"id_field": "#"})
     assert loaded.traffic_tasks(point) != before
     assert made(scorer="exact_match").task_row(job(task="code")) == plain.task_row(job(task="code"))
     assert made(reference_field="a").task_row(job(task="code")) != plain.task_row(job(task="code"))
@@ -84,17 +84,16 @@ def test_a_job_is_stale_for_what_it_applies_of_a_tasks_row(workplace: Path) -> N
 
 def test_files_that_jobs_wait_for(workplace: Path) -> None:
     plain = rules()
-    trained = [f"results/test/models/embedded/{part}/" for part in ("target", "draft")]
-    models = plain.job_models(job())
-    assert [name.rpartition("/")[0] + "/" for name in models] == [part for part in trained for _ in range(3)]
-    assert plain.job_prompts(job()) == [f"results/test/prompts/{task}.jsonl" for task in ("code", "translation")]
-    assert plain.training_inputs(job(model="target")) == [] == plain.text_sources(job())
-    assert plain.training_inputs(job())[-1] == "results/test/models/embedded/text.safetensors"
-    assert plain.method_options(job()) == ["--method draft_model", "--method ngram"]
-    assert plain.audited() == [("native", "draft_model"), ("native", "ngram")]
+    parts = ["tests/data/tiny/target", "tests/data/tiny/draft", "results/test/models/tiny/medusa"]
+    assert list(dict.fromkeys(name.rpartition("/")[0] for name in plain.job_models(job()))) == parts
+    assert plain.job_prompts(job()) == [f"configs/prompts/{task}.jsonl" for task in ("code", "translation")]
+    assert plain.text_sources(job()) == ["tests/data/prompts.jsonl"]
+    assert plain.training_inputs(job(model="medusa"))[-1] == "results/test/models/tiny/text.safetensors"
+    assert plain.method_options(job()) == ["--method draft_model", "--method ngram", "--method medusa"]
+    assert plain.audited() == [("native", "draft_model"), ("native", "medusa"), ("native", "ngram")]
     rows = plain.study.rows.pairs
-    rows["embedded"] = rows["embedded"].model_copy(update={"draft": "weights/smollm2_135m/draft"})
-    weights = [Path(name).name for name in plain.model_files("embedded", ["draft"])]
+    rows["tiny"] = rows["tiny"].model_copy(update={"draft": "weights/smollm2_135m/draft"})
+    weights = [Path(name).name for name in plain.model_files("tiny", ["draft"])]
     assert {"config.json", "model.safetensors", "requests.txt"} <= set(weights) and "README.md" not in weights
     own = workplace / "own.jsonl"
     own.write_text('{"prompt": "a question"}\n')
@@ -102,28 +101,21 @@ def test_files_that_jobs_wait_for(workplace: Path) -> None:
         training={**yaml.safe_load(Path("configs/test.yaml").read_text())["training"], "prompts": str(own)}
     )
     assert requested.text_sources(job()) == [str(own)]
-    # Shared text is written again when a shard comes or changes, and holds nothing that is evaluated.
-    shards = workplace / "shards"
-    shards.mkdir()
-    for name in ("manifest.json", "train-00000.jsonl.xz"):
-        (shards / name).touch()
-    shared = rules(training={"text": {"shards": str(shards)}})
-    assert shared.text_sources(job()) == [str(shards / name) for name in ("manifest.json", "train-00000.jsonl.xz")]
 
 
 def test_a_training_is_stale_for_its_own_keys(workplace: Path) -> None:
     training = yaml.safe_load(Path("configs/test.yaml").read_text())["training"]
     plain, other = rules(), rules(training={**training, "medusa": {"steps": 7}})
-    for model, same in (("target", True), ("draft", True), ("medusa", False)):
+    for model, same in (("eagle", True), ("draft", True), ("medusa", False)):
         assert (plain.training_recipe(job(model=model)) == other.training_recipe(job(model=model))) == same
 
 
 def test_failed_and_disturbed_cells_are_measured_again(workplace: Path) -> None:
     first = rules()
     for method in ("draft_model", "ngram"):
-        write_job(first.root, first.study.grid.by_method["native", "embedded", method], prompts=1)
+        write_job(first.root, first.study.grid.by_method["native", "tiny", method], prompts=1)
     assert first.failed_cells(job()) == []
-    folder = first.root / "records/native/embedded/ngram"
+    folder = first.root / "records/native/tiny/ngram"
     quarantine_disturbed(folder, ["code-k3-t0-b1"])
     (folder / "index.json").write_text('{"cells": {}, "failed": {"code-k3-t0-b1": "it died"}}')
     count_failures(folder)
@@ -141,7 +133,7 @@ def test_what_fails_is_measured_again_until_it_succeeds_and_then_nothing_is_left
 ) -> None:
     """Snakemake runs a job again whose param is not what it was when the job ran last."""
     measure, loads = job(process="ngram", method="ngram"), kind == "points"
-    folder = rules().root / ("traffic" if loads else "records") / "native/embedded/ngram"
+    folder = rules().root / ("traffic" if loads else "records") / "native/tiny/ngram"
     folder.mkdir(parents=True)
     failures: list[dict[str, str]] = [{"code-k3-t0-b1": "it died"}, {"code-k3-t0-b1": "it died"}, {}, {}]
 
@@ -154,7 +146,7 @@ def test_what_fails_is_measured_again_until_it_succeeds_and_then_nothing_is_left
     params: list[list[str] | None] = [None]
     for _ in range(4):
         params.append(rules().failed_points(measure) if loads else rules().failed_cells(measure))
-        options = ["--study", "configs/test.yaml", "--engine", "native", "--pair", "embedded", "--method", "ngram"]
+        options = ["--study", "configs/test.yaml", "--engine", "native", "--pair", "tiny", "--method", "ngram"]
         assert cli.main(["stage", "traffic" if loads else "measure", *options]) == 0
     assert [now != before for before, now in pairwise(params)] == [True, True, True, False]
 
@@ -177,14 +169,14 @@ def test_all_is_measured_once_before_anything_is_measured_again(workplace: Path)
 def test_resources(workplace: Path) -> None:
     cpu = rules(device="cpu")
     assert (cpu.gpu, cpu.job_cores, cpu.measuring_gpus(job())) == (0, 4, 0)
-    assert cpu.training_threads(job()) == 2 and cpu.training_threads(job(model="target")) == 4
+    assert cpu.training_threads(job()) == 2
     cuda = rules(device="cuda", gpus=2, shared=True)
     assert (cuda.gpu, cuda.job_cores, cuda.measuring_gpus(job()), cuda.gpus(8)) == (1, 2, 1, 2)
     assert rules(device="cuda", gpus=0).gpus(8) == 8, "a cluster deals them out itself"
     assert cpu.auditing(job()).minutes == cpu.measuring(job()).minutes, "one job is the longest"
-    two = rules(pairs=["embedded", "llama31_8b"], methods=["ngram"], device="cuda", gpus=0)
+    two = rules(pairs=["tiny", "llama31_8b"], methods=["ngram"], device="cuda", gpus=0)
     two.study.rows.pairs["llama31_8b"] = two.study.rows.pairs["llama31_8b"].model_copy(update={"tensor_parallel": 4})
-    small, large = (job(pair=pair, task="code") for pair in ("embedded", "llama31_8b"))
+    small, large = (job(pair=pair, task="code") for pair in ("tiny", "llama31_8b"))
     assert two.answering(small) == two.measuring(small) and two.answering(large) == two.measuring(large)
     assert [two.answering_gpus(each) for each in (small, large)] == [1, 4]
     demand = lambda _: Demand(1_000, 30)  # noqa: E731

@@ -21,8 +21,8 @@ from specrig.measurement.quarantine import quarantine_disturbed
 
 CELLS = "results/test/tables/cells.csv"
 """As a target: measuring and the tables, without figures, MLflow and report."""
-RECORDS = Path("results/test/records/native/embedded")
-MEASURED = "results/test/measured/native/embedded/together"
+RECORDS = Path("results/test/records/native/tiny")
+MEASURED = "results/test/measured/native/tiny/together"
 MEASURED_AGAIN = f"{MEASURED}-1"
 
 pytestmark = pytest.mark.workflow
@@ -62,7 +62,7 @@ def test_it_makes_what_the_readme_promises(finished: Path) -> None:
         "verify_cost predicted_speedup efficiency peak_memory_mb"
     )
     assert set(expected.split()) <= set(header.split(","))
-    assert len(rows) == 6
+    assert len(rows) == 8
     for name in ("speedup", "acceptance"):
         for kind in ("csv", "md", "tex"):
             assert (results / f"tables/{name}.{kind}").stat().st_size
@@ -94,7 +94,7 @@ def test_a_second_run_has_nothing_to_do(finished: Path) -> None:
 def test_a_run_ends_with_the_answer_and_the_reports_path(finished: Path) -> None:
     output = (finished / "output.txt").read_text()
     answer, report, results = re.findall(r"^(?:Fastest|Report:|Results:) .*", output, flags=re.MULTILINE)
-    assert answer.startswith("Fastest lossless method on embedded (native): ") and " at 95 %" in answer
+    assert answer.startswith("Fastest lossless method on tiny (native): ") and " at 95 %" in answer
     assert (report, results) == (
         "Report: reports/test/report.html",
         "Results: results/test",
@@ -111,7 +111,7 @@ def test_one_more_k_measures_only_its_cells_and_what_leaves_the_study_leaves_the
     assert jobs_run(result.stdout) > 0, "else counting them shows nothing elsewhere"
     assert after.keys() - before.keys() == {f"draft_model/{task}-k3-t0-b1.jsonl" for task in ("code", "translation")}
     assert {name: after[name] for name in before} == before
-    for stage in ("Training", "Distilling", "Gathering", "Measuring ngram"):
+    for stage in ("Training", "Writing", "Measuring ngram"):
         assert stage not in result.stdout
     assert rows_of_cells(copied) == 8
     # And back, with a task less: nothing is measured again, the cells stay on disk, the tables show the study's own.
@@ -130,7 +130,7 @@ def test_a_second_replicate_is_measured_alone_after_all_that_is_new_and_quaranti
     config = edit(copied, "configs/test.yaml", "configs/twice.yaml", methods=methods, replicates=2)
     result = run(copied, CELLS, config=config)
     assert result.returncode == 0, result.stdout
-    order = re.findall(r"Measuring ([\w ]+) on embedded with native, replicate (\d)", result.stdout)
+    order = re.findall(r"Measuring ([\w ]+) on tiny with native, replicate (\d)", result.stdout)
     assert order == [("draft_model ngram", "0"), ("draft_model ngram", "1")]
     after = stamps(copied)
     assert {name: after[name] for name in before} == before
@@ -228,7 +228,7 @@ def test_spec_bench_runs_on_the_trained_pair_by_rows_alone(copied: Path) -> None
     assert "Training" not in result.stdout, "the models are there"
     verdicts = (copied / "results/test/audit/records.csv").read_text()
     for name in own["tasks"]:
-        assert verdicts.count(f",{name},0.0,token identity,") == 2, "draft_model and ngram, each judged"
+        assert verdicts.count(f",{name},0.0,token identity,") == 3, "each method judged"
     assert ",False," not in verdicts
 
 

@@ -50,7 +50,7 @@ def test_snakemake_hands_on_what_is_wrong_with_a_study(workplace: Path) -> None:
     ("file", "old", "new", "expected"),
     [
         ("configs/test.yaml", "max_new_tokens", "max_tokens", "did you mean 'max_new_tokens'?"),
-        ("configs/pairs.tsv", "trained\ttrained", "./models/mine\t", "no model folder ./models/mine"),
+        ("configs/pairs.tsv", "tests/data/tiny/target", "./models/mine", "no model folder ./models/mine"),
         ("configs/test.yaml", "study: test", "study: test\nresults: taken/results", "taken is a file, not a folder"),
     ],
 )
@@ -99,8 +99,8 @@ def test_a_pair_that_cannot_work_is_refused_before_anything_runs(
     folder = f"draft-{draft[0]}"  # files of a model are read once a process
     model_folder(folder, *draft)
     Path("prompts.jsonl").write_text(json.dumps({"id": 1, "prompt": "a b"}) + "\n")
-    replace("configs/pairs.tsv", "trained\ttrained", f"models/target\tmodels/{folder}")
-    replace("configs/tasks.tsv", "code\tcorpus", "code\tprompts.jsonl")
+    replace("configs/pairs.tsv", "tests/data/tiny/target\ttests/data/tiny/draft", f"models/target\tmodels/{folder}")
+    Path("configs/tasks.tsv").write_text("task\tsource\ncode\tprompts.jsonl\n")
     replace("configs/test.yaml", "[code, translation]", "[code]")
     check(refused(capsys), expected)
 
@@ -109,12 +109,13 @@ def test_a_job_that_fails_says_why_and_where_its_log_is(workplace: Path) -> None
     """The files pass the gate, but the weights are no numbers."""
     model_folder("target", "llama", "LlamaForCausalLM", ["a", "b"], fill=math.nan)
     Path("prompts.jsonl").write_text(json.dumps({"id": 1, "prompt": "a b"}) + "\n")
-    replace("configs/pairs.tsv", "trained\ttrained", "models/target\tmodels/target")
-    replace("configs/tasks.tsv", "code\tcorpus", "code\tprompts.jsonl")
+    replace("configs/pairs.tsv", "tests/data/tiny/target\ttests/data/tiny/draft", "models/target\tmodels/target")
+    Path("configs/tasks.tsv").write_text("task\tsource\ncode\tprompts.jsonl\n")
     replace("configs/test.yaml", "[code, translation]", "[code]")
     replace("configs/test.yaml", "  - method: draft_model\n    k: [2, 4]\n", "")
-    result = run(Path(), "results/test/measured/native/embedded/together")
+    replace("configs/test.yaml", "  - method: medusa\n    k: 2\n", "")
+    result = run(Path(), "results/test/measured/native/tiny/together")
     assert result.returncode == 1
     assert "Traceback" not in result.stdout
     assert "Logs: results/test/logs" in result.stdout
-    assert "models/target" in Path("results/test/logs/measure/native-embedded-together.log").read_text()
+    assert "models/target" in Path("results/test/logs/measure/native-tiny-together.log").read_text()

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from runs import REPOSITORY, run
+from llamas import PROMPTS, TINY
+from runs import run
 from specrig import cli
 from specrig.measurement.records import study_records
 from specrig.provenance.trained_for import target_identity
 
-STORIES = REPOSITORY.parent / "shared/data/stories260K"
+TARGET = TINY / "target"
 HEADS = ["draft_medusa", "eagle", "eagle3", "medusa"]
 STUDY = {
     "study": "own", "pairs": ["mine"], "tasks": ["creative_writing"], "prompts": 2, "max_new_tokens": 16, "device": "cpu", "threads": 1,
@@ -23,16 +24,13 @@ STUDY = {
         {"method": "eagle3", "k": 2}, {"method": "medusa_draft", "k": 2},
     ],
     "training": {
-        "corpus": {
-            "characters": {"code": 60_000, "summarization": 60_000, "translation": 60_000, "creative_writing": 60_000},
-            "heldout_texts": 8, "prompts": 8,
-        },
+        "prompts": str(PROMPTS),
         "draft": {"layers": 1, "hidden": 32, "heads": 1, "intermediate": 96},
-        "text": {"sequences": 16, "heldout_sequences": 8, "sequence": 256},
-        "draft_training": {"steps": 8, "batch": 4, "evaluations": 1},
-        "medusa": {"steps": 4, "batch": 4, "corpus_sequences": 0},
-        "eagle": {"steps": 4, "batch": 4, "corpus_sequences": 0},
-        "eagle3": {"steps": 4, "batch": 4, "corpus_sequences": 0},
+        "text": {"sequences": 16, "heldout_sequences": 8, "sequence": 96},
+        "draft_training": {"steps": 8, "batch": 4},
+        "medusa": {"steps": 4, "batch": 4},
+        "eagle": {"steps": 4, "batch": 4},
+        "eagle3": {"steps": 4, "batch": 4},
     },
 }  # fmt: skip
 
@@ -45,16 +43,15 @@ def write(target: str, **changes: object) -> str:
     return "configs/own.yaml"
 
 
-@pytest.mark.skipif(not STORIES.is_dir(), reason="needs ../shared/data/stories260K, which is not here")
 def test_a_model_of_ones_own_gets_a_draft_and_heads_by_rows_alone(workplace: Path) -> None:
-    config = write(str(STORIES))
+    config = write(str(TARGET))
     result = run(Path(), "results/own/measured/native/mine/together", config=config)
     assert result.returncode == 0, result.stdout
     models = Path("results/own/models/mine")
     assert not (models / "target").exists(), "the target is the user's"
     for model in ("draft", *HEADS):
         about = json.loads((models / model / "trained_for.json").read_text())
-        assert about["identity"] == target_identity(str(STORIES))
+        assert about["identity"] == target_identity(str(TARGET))
     found = list(study_records(Path("results/own/records")))
     assert sorted(each.cell.method for each in found) == sorted(
         2 * ["draft_model", "eagle", "eagle3", "medusa", "medusa_draft"]
@@ -63,7 +60,7 @@ def test_a_model_of_ones_own_gets_a_draft_and_heads_by_rows_alone(workplace: Pat
         rounds = each.run.rounds
         assert len(each.run.tokens) == 16 and 0 <= sum(rounds.accepted) <= sum(rounds.drafted)
     environment = json.loads(Path("results/own/records/native/mine/eagle/environment.json").read_text())
-    assert environment["models"]["eagle"]["trained_for"]["identity"] == target_identity(str(STORIES))
+    assert environment["models"]["eagle"]["trained_for"]["identity"] == target_identity(str(TARGET))
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "qwen2"])
@@ -87,7 +84,7 @@ def test_other_architectures_are_planned(workplace: Path, kind: str, capsys: pyt
     folder = Path(f"models/{kind}")
     AutoModelForCausalLM.from_config(shape).save_pretrained(folder)
     tokenizer(folder)
-    assert cli.main(["plan", write(str(folder))]) == 0
+    assert cli.main(["plan", write(str(folder), tasks=["context_512"])]) == 0
     output = " ".join(capsys.readouterr().out.split())
     assert "trains: draft of mine, draft_medusa of mine, eagle of mine, eagle3 of mine, medusa of mine" in output
 

@@ -57,7 +57,7 @@ def test_jobs_are_spread_over_the_gpus_one_a_gpu(finished: Path, tmp_path: Path)
     (folder / "configs/gpus.yaml").write_text(yaml.safe_dump(config))
     path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
     environment = os.environ | {"PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "3,7", "TMPDIR": str(tmp_path)}
-    targets = [f"results/test/measured/native/embedded/{entry['method']}" for entry in methods]
+    targets = [f"results/test/measured/native/tiny/{entry['method']}" for entry in methods]
     result = run(folder, *targets, "--cores", "4", "--resources", "gpu=2", config="configs/gpus.yaml", env=environment)
     assert result.returncode == 0, result.stdout
     jobs = sorted((json.loads(path.read_text()) for path in folder.glob("gpu-*.json")), key=lambda job: job["begun"])
@@ -68,5 +68,5 @@ def test_jobs_are_spread_over_the_gpus_one_a_gpu(finished: Path, tmp_path: Path)
     for device in ("3", "7"):
         own = [job for job in jobs if job["devices"] == device]
         assert all(one["ended"] <= other["begun"] for one, other in pairwise(own)), "never two on one GPU"
-    index = json.loads((folder / "results/test/records/native/embedded/suffix/index.json").read_text())
+    index = json.loads((folder / "results/test/records/native/tiny/suffix/index.json").read_text())
     assert len(index["cells"]) == 2 and not index["failed"]

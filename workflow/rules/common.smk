@@ -9,7 +9,6 @@ from pathlib import Path
 from snakemake.exceptions import WorkflowError
 
 from specrig.cell import digest
-from specrig.corpus.example import PROMPT_FILES
 from specrig.dag.code import audit_digest, stage_digest, training_digest
 from specrig.dag.command_line import with_names_as_written
 from specrig.dag.ending import ending
@@ -73,7 +72,6 @@ PAPER = [
 TRACKED = f"{ROOT}/tracked.txt"
 # Another store lacks the runs entered so far, so tracking depends on its address, which may hold a password.
 TRACKING_STORE = digest(os.environ.get("MLFLOW_TRACKING_URI", ""))
-PROMPTS = [f"{ROOT}/prompts/{task}.jsonl" for task in PROMPT_FILES]
 MEASURED = [
     f"{ROOT}/measured/{engine}/{pair}/{process}{f'-{number}' if number else ''}"
     for number in range(STUDY.replicates)

@@ -1,30 +1,8 @@
-# Makes the corpus from installed text, and then trains every model of `training.stages` that the study needs.
-
-
-rule corpus:
-    output:
-        train=f"{ROOT}/corpus/train.jsonl",
-        heldout=f"{ROOT}/corpus/heldout.jsonl",
-        prompts=PROMPTS,
-    log:
-        f"{ROOT}/logs/corpus.log",
-    priority: FIRST
-    conda:
-        "../../environment.yml"
-    params:
-        study=STUDY_FILE,
-        recipe=dag.recipe("corpus"),
-        code=stage_digest("corpus"),
-    message:
-        "Gathering training text and held-out prompts"
-    shell:
-        "python -m specrig stage corpus --study {params.study:q} 2>&1 | tee {log:q} >&2"
+# Lets targets write text, and trains on it every model of `training.stages` that the study needs.
 
 
 rule write_text:
     input:
-        corpus=rules.corpus.output.train,
-        heldout=rules.corpus.output.heldout,
         target=lambda wildcards: dag.model_files(wildcards.pair, ["target"]),
         sources=dag.text_sources,
     output:
@@ -54,8 +32,6 @@ rule write_text:
 
 rule train:
     input:
-        corpus=rules.corpus.output.train,
-        heldout=rules.corpus.output.heldout,
         teachers=dag.training_inputs,
     output:
         expand(f"{ROOT}/models/{{{{pair}}}}/{{{{model}}}}/{{file}}", file=FILES),
@@ -85,7 +61,6 @@ rule train:
 # Medusa-2: one training makes both a target and its heads.
 rule train_jointly:
     input:
-        corpus=rules.corpus.output.train,
         teachers=dag.joint_inputs,
     output:
         expand(

@@ -64,7 +64,7 @@ TYPED: tuple[Callable[..., None], ...] = (
 RARE: tuple[Callable[..., None], ...] = (plan.schema, measure.remeasure)
 """Not in the help."""
 STAGES: tuple[Callable[..., None], ...] = (
-    *(train.prompts, train.convert, train.corpus, train.train, train.write_text, train.train_jointly),
+    *(train.prompts, train.convert, train.train, train.write_text, train.train_jointly),
     *(measure.answers, measure.measure, measure.traffic, measure.audit, measure.audit_exact),
     *(report.tables, report.quality, report.figures, report.track, report.report, report.paper),
 )

@@ -15,14 +15,6 @@ if TYPE_CHECKING:
     from specrig.study.study import Study
 
 
-def corpus(study: StudyFile) -> None:
-    """Gather the training text and the held-out prompts from installed packages."""
-    from specrig.corpus.gather import build
-
-    loaded = load(study)
-    build(loaded.training.corpus, loaded.training.seed, loaded.root)
-
-
 def prompts(
     study: StudyFile, task: Annotated[str, typer.Option(help="Row of tasks.tsv with an address or a hub id")]
 ) -> None:
@@ -52,10 +44,10 @@ def convert(study: StudyFile, source: Annotated[str, typer.Option(help="Name of 
 def train(
     study: StudyFile,
     pair: PairName,
-    model: Annotated[str, typer.Option(help="target, draft or a head")],
+    model: Annotated[str, typer.Option(help="draft or a head")],
     threads: Annotated[int | None, typer.Option(help="CPU threads, unless the study sets them. Default: all")] = None,
 ) -> None:
-    """Train the target of a pair, distil its draft from it, or train a head."""
+    """Distil the draft of a pair from its target, or train a head."""
     loaded = load(study)
     if (pair, model) not in loaded.grid.trained:
         known = ", ".join(" ".join(each) for each in loaded.grid.trained) or "none"
@@ -65,12 +57,11 @@ def train(
     from specrig.training import stages
 
     folder, progress = loaded.root / "models" / pair, sys.stderr.isatty()
-    corpus, device, target = loaded.root / "corpus", resolve_device(loaded.device), _folder(loaded, pair, "target")
+    device, target = resolve_device(loaded.device), _folder(loaded, pair, "target")
     draft = _folder(loaded, pair, "draft") if of_draft(model) else None
     _set_threads(loaded, threads)
-    stages.train(model, loaded.training, corpus, folder, target, progress, device, draft)
-    if model != "target":
-        note(folder / model, *_target(loaded, pair), initial=loaded.training.initial(model))
+    stages.train(model, loaded.training, folder, target, progress, device, draft)
+    note(folder / model, *_target(loaded, pair), initial=loaded.training.initial(model))
 
 
 def write_text(study: StudyFile, pair: PairName) -> None:
@@ -96,11 +87,11 @@ def write_text(study: StudyFile, pair: PairName) -> None:
         _folder(loaded, pair, "target"),
         resolve_device(loaded.device),
     )
-    corpus = loaded.root / "corpus"
-    write(loaded.training, corpus, models, target, device, loaded.evaluated(loaded.root))
-    learners = [model for owner, model in loaded.grid.trained if owner == pair and STAGES[model].needs == ("target",)]
+    write(loaded.training, models, target, device, loaded.evaluated(loaded.root))
+    trained = [model for owner, model in loaded.grid.trained if owner == pair and model in STAGES]
+    learners = [model for model in trained if STAGES[model].needs == ("target",)]
     # Here with all cores, and once: trainings run side by side on a part of them.
-    prepare(loaded.training, corpus, models, target, learners, device)
+    prepare(loaded.training, models, target, learners, device)
 
 
 def train_jointly(study: StudyFile, pair: PairName) -> None:
@@ -116,7 +107,7 @@ def train_jointly(study: StudyFile, pair: PairName) -> None:
     models = loaded.root / "models"
     progress, device = sys.stderr.isatty(), resolve_device(loaded.device)
     target = _folder(loaded, base, "target")
-    train(loaded.training, loaded.root / "corpus", models / base, models / pair, target, progress, device)
+    train(loaded.training, models / base, models / pair, target, progress, device)
     note(models / pair / "medusa", *_target(loaded, pair))
 
 

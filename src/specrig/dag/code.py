@@ -6,11 +6,10 @@ from specrig.heads import trained
 from specrig.measurement.plan import MEASURING, job_digest
 from specrig.provenance.digests import code_digest
 
-TRAINING = ("corpus", "heads", "models", "runtime", "tasks", "training")
+TRAINING = ("heads", "models", "runtime", "tasks", "training")
 TABLES = ("analysis", "report")
 STAGES = {
     "convert": ("models",),
-    "corpus": ("corpus",),
     "prompts": ("measurement.task_prompts", "tasks"),
     "text": TRAINING,
     "audit": ("audit", *MEASURING),
@@ -35,6 +34,6 @@ def audit_digest(engine: str, method: str) -> str:
 
 
 def training_digest(model: str) -> str:
-    """Digest of the code that trains a pair's target, its draft or a head."""
+    """Digest of the code that trains a pair's draft or a head."""
     head = (f"heads.{trained()[model].name}",) if model in trained() else ()
     return f"code of training: {code_digest(*TRAINING, *head)}"

@@ -41,7 +41,6 @@ from specrig.study.overlap import prompts_in_both
 from specrig.study.study import FOR_READERS, Study
 from specrig.study.traffic import Point
 from specrig.tasks.variants import variant_of
-from specrig.training import shared_shards
 from specrig.training.stages import CHECKPOINT, FILES, JOINT, STAGES, TEXT
 
 
@@ -119,10 +118,9 @@ class Rules:
 
     def training_inputs(self, wildcards: Wildcards) -> list[str]:
         """Files of the models from which this one is trained, and the text that the target wrote for it."""
-        needs = STAGES[wildcards.model].needs
         initial = self.study.training.initial(wildcards.model)
         files = [str(folder / file) for folder in initial for file in CHECKPOINT]
-        return [*self._teaching_files(wildcards.pair, needs), *files] if needs else []
+        return [*self._teaching_files(wildcards.pair, STAGES[wildcards.model].needs), *files]
 
     def joint_inputs(self, wildcards: Wildcards) -> list[str]:
         """Files from which a target and its Medusa heads are trained together: the base pair's models and text."""
@@ -143,12 +141,9 @@ class Rules:
         return [row.target, row.target_revision]
 
     def text_sources(self, wildcards: Wildcards) -> list[str]:
-        """The user's files of training prompts and of text, and all fetched prompts, which are left out of them."""
-        training = self.study.training
-        if training.prompts is None and training.text.shards is None:
-            return []
-        prompts = [Path(source.source).expanduser() for source in training.sources if source.kind == "file"]
-        files = [str(file) for file in (*prompts, *shared_shards.files(training.text.shards))]
+        """The user's files of training prompts, and all fetched prompts, which are left out of them."""
+        sources = self.study.training.prompts
+        files = [str(Path(source.source).expanduser()) for source in sources if source.kind == "file"]
         return [*files, *self.prompt_files(task for task in self.study.tasks if self.study.rows.tasks[task].fetched)]
 
     def excluded_prompts(self, wildcards: Wildcards) -> str:
@@ -156,11 +151,10 @@ class Rules:
         return digest(sorted(prompts_in_both(self.study, self.root)))
 
     def training_threads(self, wildcards: Wildcards) -> int:
-        """CPU threads of a training: all for a target, half for a draft or head.
-
-        Two of these small models side by side, each on half of the cores, are ready sooner than one after the other.
+        """CPU threads of a training: half of them. Two of these small models side by side, each on half of the cores, are
+        ready sooner than one after the other.
         """
-        return max(1, self.job_cores // 2) if STAGES[wildcards.model].needs else self.job_cores
+        return max(1, self.job_cores // 2)
 
     # Prompts and scores
 
@@ -204,7 +198,7 @@ class Rules:
     def _task_files(self, pair: str, tasks: Iterable[str]) -> list[str]:
         tasks = list(tasks)
         later = [self.study.paths.answers(pair, task, self.root) for task in tasks if variant_of(task).turn > 1]
-        text = [self.study.paths.context_text(self.root)] if self.study.contexts else []
+        text = [self.study.context_text] if self.study.contexts else []
         return sorted({*self.prompt_files(tasks), *map(str, later), *map(str, text)})
 
     def answers_models(self, wildcards: Wildcards) -> list[str]:

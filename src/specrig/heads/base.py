@@ -123,8 +123,6 @@ class NeuralHead(HeadRecipe):
     """Peak learning rate of AdamW, for norms, biases and LM heads."""
     matrix_lr: float = Field(default=0.02, gt=0)
     """Peak learning rate of Muon, for the other matrices."""
-    corpus_sequences: int = Field(default=128, ge=0)
-    """Sequences of the corpus to learn from, besides the target's own text."""
     draft_vocabulary: int | None = Field(default=None, ge=1)
     """Number of the target's tokens that can be drafted: those it writes most often (FR-Spec, 2502.14856); null: all."""
     initial_checkpoint: AnyPath | None = None

@@ -8,13 +8,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specrig.cell import digest
-from specrig.corpus import gather
-from specrig.corpus.example import CorpusError
 from specrig.errors import first_line
 from specrig.files import file_sha256, write_atomically
 from specrig.models.pair import ModelError, PairFiles
@@ -23,7 +20,7 @@ from specrig.tasks.chat import Answers, join_turns, require_chat_template
 from specrig.tasks.contexts import behind_text
 from specrig.tasks.lengths import check_lengths, counter
 from specrig.tasks.packages import package_rows
-from specrig.tasks.prompts import Prompt, map_prompts
+from specrig.tasks.prompts import Prompt, map_prompts, read_prompts
 from specrig.tasks.sources import PromptError, Row, fetch_rows, hub_rows
 from specrig.tasks.variants import variant_of
 
@@ -84,15 +81,11 @@ def as_encoded(study: Study, task: str, pair: PairFiles, prompts: list[Prompt], 
 
 
 def _behind_text(study: Study, task: str, pair: PairFiles, prompts: list[Prompt], room: int) -> list[Prompt]:
-    """The prompts behind held-out text of the corpus, whose four tasks take turns."""
+    """The prompts behind the text of `context_text`."""
     try:
-        rows, count = gather.read(study.paths.context_text(study.root)), counter(pair)
-    except (CorpusError, ModelError) as error:
+        texts, count = [prompt.text for prompt in read_prompts(study.context_text)], counter(pair)
+    except ModelError as error:
         raise PromptError(f"task {task!r}: {error}") from error
-    kinds: dict[str, list[str]] = {}
-    for row in rows:
-        kinds.setdefault(row["task"], []).append(row["text"])
-    texts = [text for each in zip_longest(*kinds.values()) for text in each if text]
     chat = bool(study.rows.tasks[task].chat)
     render = study.chat_form(task, require_chat_template(task, pair)).rendered if chat else lambda prompt: prompt
     return behind_text(prompts, task, texts, room, lambda prompt: count([render(prompt).text])[0])
@@ -107,8 +100,7 @@ def _decides(study: Study, task: str, pair: PairFiles, prompts: Sequence[Prompt]
     if row.chat:
         parts += [row.system, row.template_args, study.clock.isoformat()]
     if variant.context:
-        text = study.paths.context_text(study.root)
-        parts += [variant.context, study.max_new_tokens, file_sha256(text) if text.is_file() else None]
+        parts += [variant.context, study.max_new_tokens, file_sha256(study.context_text)]
     if row.chat or variant.context:
         files = [file for name in TOKENIZER for file in sorted(folder.glob(name)) if file.is_file()]
         parts += [[(file.name, file_sha256(file)) for file in files]] if folder.is_dir() else [pair.target]

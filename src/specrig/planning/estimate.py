@@ -41,8 +41,8 @@ REACHED = 0.6
 LAYER_S = {"cuda": 50e-6, "cpu": 100e-6}
 """Least seconds that a layer takes however small it is, because its kernels must be launched."""
 ARITHMETIC = {"cuda": (2.4e14, "an H100 or H200"), "cpu": (1.5e11, "two cores")}
-"""(operations/s of training and of long prompts, machine): a quarter of a GPU's bfloat16 peak; on a CPU, as in
-`configs/embedded.yaml`."""
+"""(operations/s of training and of long prompts, machine): a quarter of a GPU's bfloat16 peak; on a CPU as measured
+once, in a training of a small draft."""
 LOADING = 1e9
 """Assumed bytes/s at which weights are loaded from disk."""
 UNITS = (("hour", 3600, 1), ("minute", 60, 0), ("second", 1, 0))
@@ -322,18 +322,14 @@ def teacher_shape(study: Study, pair: str) -> Shape | None:
     row = study.rows.pairs[pair]
     if row.base:
         return teacher_shape(study, row.base)
-    return (
-        shape_at_hand(row.target)
-        if row.trained_in("target") is None
-        else embedded_shape(study.training.target, study.training.vocabulary)
-    )
+    return shape_at_hand(row.target)
 
 
 def _pair_size(study: Study, pair: str, batch: int, tokens: int) -> PairSize:
     row, target = study.rows.pairs[pair], teacher_shape(study, pair)
     draft = shape_at_hand(row.draft)
     if row.trained_in("draft") is not None and target is not None:
-        draft = embedded_shape(study.training.draft, int(target.config["vocab_size"]))
+        draft = draft_shape(study.training.draft, int(target.config["vocab_size"]))
     return PairSize(pair, row.dtype, row.target_precision, target, draft, batch, tokens)
 
 
@@ -355,8 +351,8 @@ def _shape_if_read(model: str | None) -> Shape | None:
         return None
 
 
-def embedded_shape(shape: TrainedShape, vocabulary: int) -> Shape:
-    """A recipe's shape in the keys of a config."""
+def draft_shape(shape: TrainedShape, vocabulary: int) -> Shape:
+    """A recipe's draft in the keys of a config."""
     return Shape(
         {
             "model_type": "llama",

@@ -148,7 +148,7 @@ def _units(study: Study, cell: Cell) -> int:
 
 
 def _check_made(study: Study, pair: str, tasks: Iterable[str]) -> None:
-    """Raise TuneError where models that the study makes, or prompts of its corpus, are not there yet."""
+    """Raise TuneError where models that the study makes, or prompts that it fetches, are not there yet."""
     files = [study.paths.prompt_file(task, study.root) for task in sorted(tasks)]
     sources = study.paths.pair_files(pair, study.root).sources.values()
     made = [Path(source, "config.json") for source in sources] + files

@@ -145,7 +145,7 @@ OUTLINE = (
         "Along the context",
         (
             Text(
-                "More and more text of the corpus precedes the same requests. The context is the number of tokens when the "
+                "More and more text precedes the same requests. The context is the number of tokens when the "
                 "output is complete. Costs are in one-token passes of the baseline at the same context, which take longer as the context grows."
             ),
             Text(lambda results: results.contexts_sentences),

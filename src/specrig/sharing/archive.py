@@ -33,6 +33,8 @@ from specrig.sharing.scrub import scrub_text, scrubbed, without_addresses
 ARCHIVE, STUDY, MODELS, SCORES = "records.tar.xz", "study.json", "models.json", "scores.jsonl"
 TABLES = ("pairs", "tasks", "reported")
 """The tables that a study is read from."""
+OURS = Path("configs/prompts")
+"""The folder of the prompts that were written for this repository: outputs that quote them may be shown."""
 MOST_BYTES = 1 << 30
 """A larger content of an archive is refused: a small file can unpack to one that fills the disk."""
 
@@ -48,7 +50,7 @@ def pack(study: StudyData, scores: Sequence[Score], folder: Path, names: Sequenc
     public = {**study.config, "servers": servers, "results": "results", "reports": "reports", "tables": tables}
     _write_json(folder / STUDY, scrubbed(public, names))
     tasks = study.config.get("rows", {}).get("tasks", {})
-    shown = {task for task, row in tasks.items() if row.get("source") == "corpus"}
+    shown = {task for task, row in tasks.items() if Path(row.get("source", "")).parent == OURS}
     if blanked := sorted({records[0].cell.task for records in study.every.values()} - shown):
         left_out.append(f"the outputs' texts of {', '.join(blanked)}, which may quote data of others (token ids stay)")
     for job in study.jobs:

@@ -171,7 +171,9 @@ class Config(Settings):
     """Tasks to measure, by their names in tasks.tsv."""
     contexts: Annotated[list[Annotated[int, Field(ge=16)]], listed, once] = Field(default_factory=list)
     """Context lengths in tokens, prompt and output together. Each task is measured at each length as a task
-    `<task>@<tokens>`; held-out text of the corpus precedes its requests. Empty: the tasks as they are."""
+    `<task>@<tokens>`; text of `context_text` precedes its requests. Empty: the tasks as they are."""
+    context_text: UserPath = Path("configs/contexts.jsonl")
+    """JSONL file whose prompts are the text that precedes requests in `contexts`."""
     methods: list[MethodEntry] = Field(default_factory=list)
     """Methods with their k's and options; plain decoding is measured beside each of them without being named."""
     servers: list[Endpoint] = Field(default_factory=list)
@@ -205,7 +207,7 @@ class Config(Settings):
     run_generated_code: bool = False
     """Let scorers (pass@1) run the code that models wrote, in a limited subprocess: no sandbox, use a container."""
     training: Recipe = Field(default_factory=lambda: Recipe.model_validate({}))
-    """How the models of `trained` pairs are trained."""
+    """How the drafts and heads of `trained` pairs are trained."""
     tables: Tables = Tables()
     """Files that describe the pairs, the tasks and the reported figures."""
     results: UserPath = Path("results")

@@ -29,14 +29,22 @@ from specrig.study.table_checks import (
     check_refusals,
     check_tasks,
     check_text_length,
-    check_text_shards,
     check_trained,
 )
 from specrig.tasks.variants import variants
 
-_EVALUATIONS = "remove the line: heads are measured twice, halfway through their training and at its end"
+_EVALUATIONS = "remove the line: what is trained is measured halfway and at the end"
+_CORPUS = "remove the line: the target learns nothing, and its draft and heads learn from what it writes"
+_HEADS = ("medusa", "hydra", "eagle", "eagle3", "p_eagle", "dflash", "pard")
 RETIRED = {
-    **{f"training.{head}.evaluations": _EVALUATIONS for head in ("medusa", "hydra", "eagle", "eagle3")},
+    **{f"training.{block}.evaluations": _EVALUATIONS for block in (*_HEADS, "draft_training")},
+    **{f"training.{head}.corpus_sequences": _CORPUS for head in _HEADS},
+    **{f"training.{key}": _CORPUS for key in ("corpus", "vocabulary", "target", "target_training")},
+    "training.distillation.generated_share": _CORPUS,
+    **{f"training.draft_training.{key}": "remove the line" for key in ("growth", "accumulate", "compile")},
+    "training.draft_training.sequence": "remove the line: texts are as long as training.text.sequence",
+    "training.text.shards": "remove the line: the target's text lies in one file a source, to which runs append",
+    "training.own_requests.article": "remove the line: a target asks for no articles",
     "price_per_hour": "divide the tokens of an hour (3600 × tokens_per_s) by its price",
 }
 """Keys that configs had once -> what to do instead. A resolved study that still has them is read as before."""
@@ -83,7 +91,6 @@ def load_study(config: dict[str, Any] | Path, files: Sequence[Path] = ()) -> Stu
     check_trained(study, problems)
     check_initial_checkpoints(study, problems)
     check_text_length(study, problems)
-    check_text_shards(study, problems)
     check_tasks(study, problems)
     check_folders(study, problems)
     problems.stop()
@@ -137,16 +144,24 @@ def validated(config: dict[str, Any], problems: Problems) -> tuple[Study, set[st
 
 
 def _refuse_retired(config: dict[str, Any], problems: Problems) -> None:
-    """Take the keys in `RETIRED` out of a config, and add a problem for each that its author wrote."""
+    """Take the keys in `RETIRED` out of a config, and add a problem for each that its author wrote.
+
+    A resolved study, such as a published one, may have been written by an earlier version. Nothing is trained from it, so
+    that a `training` block with such keys is left out whole.
+    """
+    resolved = bool(config.get("rows"))
     for name, fix in RETIRED.items():
         *blocks, key = path = name.split(".")
         block: Any = config
         for step in blocks:
             block = block.get(step) if isinstance(block, dict) else None
-        if isinstance(block, dict) and key in block:
-            if not config.get("rows"):
-                problems.key(path, "this key was removed", fix)
-            del block[key]
+        if not isinstance(block, dict) or key not in block:
+            continue
+        del block[key]
+        if not resolved:
+            problems.key(path, "this key was removed", fix)
+        elif blocks:
+            config.pop(blocks[0])
 
 
 def _own(value: Any, path: tuple[str | int, ...], problems: Problems) -> Any:

@@ -63,13 +63,9 @@ class Paths:
         """The file with the prompts of a task, or of one of its variants, as the engines of a pair encode them."""
         return root / "prompts" / pair / f"{task}.json"
 
-    def context_text(self, root: Path) -> Path:
-        """The corpus file with the text that `contexts` put in front of requests."""
-        return root / "corpus" / "heldout.jsonl"
-
     def prompt_file(self, task: str, root: Path) -> Path:
         """The file with a task's prompts."""
         row = self._config.rows.tasks[task]
         if row.kind == "file":
             return Path(row.source).expanduser()
-        return root / ("data" if row.fetched else "prompts") / f"{row.task}.jsonl"
+        return root / "data" / f"{row.task}.jsonl"

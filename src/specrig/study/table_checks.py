@@ -13,7 +13,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from specrig.corpus.example import PROMPT_FILES
 from specrig.engines import registry as engines
 from specrig.heads import of_draft, trained
 from specrig.heads.contents import CHECKS, head_fault
@@ -22,14 +21,13 @@ from specrig.models.gate import check_decoder, check_model, check_vocabulary, ch
 from specrig.models.pair import ModelError
 from specrig.provenance.trained_for import check_trained_for
 from specrig.study.problems import Problems, nearest
-from specrig.study.rows import CORPUS, DATA_FILES, MEDUSA2, TRAINED, Pair, Task, looks_like_path
+from specrig.study.rows import DATA_FILES, MEDUSA2, TRAINED, Pair, Task, looks_like_path
 from specrig.study.study import Study
 from specrig.study.template_checks import check_chat
-from specrig.tasks import PromptError, packages
+from specrig.tasks import PromptError, packages, read_prompts
 from specrig.tasks.lengths import check_lengths
 from specrig.tasks.scorers import registry as scorers
 from specrig.tasks.variants import variant_of
-from specrig.training.shared_shards import MANIFEST, manifests
 from specrig.training.stages import CHECKPOINT, STAGES
 
 HEADS = [name for name in STAGES if name not in ("target", "draft")]
@@ -118,7 +116,9 @@ def check_pairs(study: Study, problems: Problems, *, from_table: bool = True) ->
                 report(name, column, f"no shape of {model} is shipped", fix)
             folder = Path(model).expanduser()
             if row.trained_in(column) is None and local and not (folder / "config.json").is_file():
-                fix = f"give a folder in Hugging Face format, a hub id (owner/name){trained}"
+                fix = (
+                    f"give a folder in Hugging Face format, a hub id (owner/name){trained if column == 'draft' else ''}"
+                )
                 if folder.is_dir():
                     report(name, column, f"{model} {weight_files.instead_of_model(folder)}", fix)
                 else:
@@ -201,6 +201,9 @@ def check_trained(study: Study, problems: Problems) -> None:
     """Add a problem for each model that a row calls `trained` and that the workflow cannot train or take from there."""
     rows, file = study.rows.pairs, study.tables.pairs
     for name, row in rows.items():
+        if row.target == TRAINED:
+            fix = f"name the target; its draft and heads can be `{TRAINED}`"
+            problems.row(file, None, f"row {name!r}, target", "a target is not trained from nothing", fix)
         if row.base is not None and not (row.base in rows and rows[row.base].trained_in("medusa") == row.base):
             reason = f"{row.base!r} is not a row whose Medusa heads are trained"
             fix = (
@@ -239,20 +242,11 @@ def check_initial_checkpoints(study: Study, problems: Problems) -> None:
 
 
 def check_text_length(study: Study, problems: Problems) -> None:
-    """Add a problem for texts that are longer than what a target or draft of the study's own training can read."""
-    sequence, trained = study.training.text.sequence, {part for _, part in study.grid.trained}
-    for name, shape in (("target", study.training.target), ("draft", study.training.draft)):
-        if name in trained and sequence > shape.context:
-            reason = f"{sequence} is longer than training.{name}.context {shape.context}"
-            problems.key(["training", "text", "sequence"], reason, f"lower it, or raise training.{name}.context")
-
-
-def check_text_shards(study: Study, problems: Problems) -> None:
-    """Add a problem for a folder of shards in which there are none."""
-    shards = study.training.text.shards
-    if shards is not None and study.grid.trained and not manifests(shards):
-        fix = "name a folder of shards, seen from where the command runs, or leave it out: all is written then"
-        problems.key(["training", "text", "shards"], f"{shards} holds no {MANIFEST}", fix)
+    """Add a problem for texts that are longer than what a draft of the study's own training can read."""
+    sequence, context = study.training.text.sequence, study.training.draft.context
+    if sequence > context and any(part == "draft" for _, part in study.grid.trained):
+        reason = f"{sequence} is longer than training.draft.context {context}"
+        problems.key(["training", "text", "sequence"], reason, "lower it, or raise training.draft.context")
 
 
 def _training_mistake(row: Pair, part: str, maker: str, rows: dict[str, Pair]) -> tuple[str, str] | None:
@@ -264,7 +258,7 @@ def _training_mistake(row: Pair, part: str, maker: str, rows: dict[str, Pair]) -
         if other is None or other.trained_in(part) != maker:
             reason = f"{maker!r} is not a row whose {part.replace('_', ' ')} is trained"
             return reason, f"name a row that says `{TRAINED}` itself"
-        if (other.target, other.target_revision) != (row.target, row.target_revision) or row.target == TRAINED:
+        if (other.target, other.target_revision) != (row.target, row.target_revision):
             fix = f"write `{TRAINED}`: a draft or head learns from its own target"
             return f"{maker!r} has another target ({other.target}) than this row ({row.target})", fix
     elif row.quantization is not None and row.trained_in("target") is None:
@@ -291,8 +285,8 @@ def check_tasks(study: Study, problems: Problems) -> None:
                 problems.row(file, None, f"{where}, scorer", reason, nearest(scorer, scorers()))
         if row.kind == "hub" and not re.fullmatch(r"[\w.-]+/[\w.-]+", row.source):
             kinds = (
-                f"a {', '.join(DATA_FILES)} file, its https address, a data set on the hub (owner/name), "
-                "`package:<module>`, or `corpus`"
+                f"a {', '.join(DATA_FILES)} file, its https address, a data set on the hub (owner/name), or "
+                "`package:<module>`"
             )
             problems.row(file, None, f"{where}, source", f"{row.source!r} is not a source of prompts", f"give {kinds}")
         elif row.kind == "hub" and not _has_datasets() and not study.paths.prompt_file(name, study.root).is_file():
@@ -300,26 +294,12 @@ def check_tasks(study: Study, problems: Problems) -> None:
             problems.row(file, None, f"{where}, source", reason, "`pip install 'specrig[data]'`")
         if row.kind == "package" and (wrong := packages.problem(row.source)):
             problems.row(file, None, f"{where}, source", *wrong)
-        if row.source == CORPUS:
-            _check_corpus_task(study, name, problems)
-        elif not row.fetched:  # a fetched task is checked by a job of its own
+        if not row.fetched:  # a fetched task is checked by a job of its own
             _check_own_prompts(study, name, row, pairs.get(name, ()), problems)
 
 
 def _has_datasets() -> bool:
     return find_spec("datasets") is not None
-
-
-def _check_corpus_task(study: Study, name: str, problems: Problems) -> None:
-    available, needed = study.training.corpus.prompts, study.grid.prompts_read(name)
-    if name not in PROMPT_FILES:
-        fix = nearest(name, PROMPT_FILES, what="it has")
-        problems.row(study.tables.tasks, None, f"row {name!r}", "the corpus has no such task", fix)
-    elif needed > available:
-        sent = study.traffic is not None and needed == study.traffic.prompts
-        key = ["traffic", "prompts"] if sent else ["prompts"] if needed == study.prompts else ["batch_sizes"]
-        reason = f"{needed} prompts, the corpus has {available} held-out prompts per task"
-        problems.key(key, reason, "lower it, or raise training.corpus.prompts")
 
 
 def _check_own_prompts(study: Study, name: str, row: Task, pairs: Iterable[str], problems: Problems) -> None:
@@ -335,16 +315,19 @@ def _check_own_prompts(study: Study, name: str, row: Task, pairs: Iterable[str],
 
 
 def _check_contexts(study: Study, problems: Problems) -> None:
-    """Add a problem for each context beyond what a target at hand can hold; of others the job says it."""
+    """Add a problem for text of contexts that cannot be read, and for each context beyond what a target at hand can
+    hold; of others the job says it.
+    """
+    try:
+        _ = read_prompts(study.context_text) if study.contexts else []
+    except PromptError as error:
+        problems.key(["context_text"], str(error), "name a JSONL file of texts, seen from where the command runs")
     for pair, row in study.rows.pairs.items():
-        if row.trained_in("target") is not None:
-            limit = study.training.target.context if row.base is None else None
-        else:
-            try:
-                config = gguf.config(row.target) if gguf.is_gguf(row.target) else facts.config_at_hand(row.target)
-            except ModelError:
-                continue  # reported as a problem of the pair
-            limit = (config or {}).get("max_position_embeddings")
+        try:
+            config = gguf.config(row.target) if gguf.is_gguf(row.target) else facts.config_at_hand(row.target)
+        except ModelError:
+            continue  # reported as a problem of the pair
+        limit = (config or {}).get("max_position_embeddings")
         for index, context in enumerate(study.contexts):
             if limit is not None and context > limit:
                 reason = f"{context} tokens, the target of pair {pair!r} holds {limit}"

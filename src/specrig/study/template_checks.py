@@ -16,6 +16,7 @@ from specrig.study.study import Study
 from specrig.tasks import Prompt, PromptError
 from specrig.tasks.lengths import check_lengths
 from specrig.tasks.variants import variant_of
+from specrig.training.prompt_sources import SELF
 
 LEAVE_OUT = "take an instruction-tuned target, or a task without `chat` (`pairs:` and `tasks:` restrict an entry)"
 ANSWER = "Yes."
@@ -30,15 +31,15 @@ def check_chat(study: Study, problems: Problems) -> None:
     trained = {pair for pair, _ in study.grid.trained}
     if study.training.chat:
         needed |= {(pair, "training.chat") for pair in trained}
-    if any(source.kind == "target" for source in study.training.sources):
+    if any(source.kind == SELF for source in study.training.prompts):
         needed |= {(pair, "training.prompts") for pair in trained}
     for pair, name in sorted(needed):
         row = study.rows.pairs[pair]
         of_training = name.startswith("training.")
         key: list[str | int] = [*name.split(".")] if of_training else ["tasks", study.task_rows.index(name)]
         try:
-            bare = row.trained_in("target") is not None or row.weights == "random"
-            template = None if bare else at_hand(row.target, row.target_revision)
+            bare = row.weights == "random"
+            template = None if bare or row.base else at_hand(row.target, row.target_revision)
             if name == "training.chat" and study.training.chat == "auto" and (bare or not (template and template.text)):
                 continue
             if bare or (template is not None and not template.text):
@@ -54,10 +55,7 @@ def check_chat(study: Study, problems: Problems) -> None:
             continue  # reported as a problem of the pair
 
 
-BARE = {
-    "training.prompts": "such a model writes no requests: leave training.prompts out for the study's corpus, or name a "
-    "file of prompts"
-}
+BARE = {"training.prompts": "such a model writes no requests: name a file of prompts"}
 """What to do, where it differs from `LEAVE_OUT`, about a target without a chat template."""
 
 

@@ -34,8 +34,7 @@ def behind_text(
             )
         if (held := count(_cut(prompt, passage, 0))) < room:
             raise PromptError(
-                f"task {task!r}: the corpus holds back {held} tokens of text, its context needs {room}: "
-                "raise training.corpus.heldout_texts"
+                f"task {task!r}: context_text holds {held} tokens, its context needs {room}: name a longer file"
             )
         # Words from whose beginning the passage is taken; behind the last, nothing of it.
         starts = [match.start() for match in re.finditer(r"\S+", passage)] + [len(passage)]

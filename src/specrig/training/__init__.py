@@ -1,1 +1,1 @@
-"""Training of the embedded pair: tokenizer, target, draft. `recipe` imports without torch."""
+"""Training of drafts and heads for any target. `recipe` imports without torch."""

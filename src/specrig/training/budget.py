@@ -8,15 +8,13 @@ whatever its origin. What a head costs, its `HeadRecipe` says.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable
 
 from specrig import heads
 from specrig.heads.base import LEARNING, HeadRecipe, NeuralHead, Sizes
 from specrig.models.facts import Shape as Target
-from specrig.training import shared_shards
 from specrig.training.prompt_sources import relative_tokens
-from specrig.training.recipe import Optimisation, Recipe, Shape
+from specrig.training.recipe import Recipe, Shape
 
 LEARNT_BYTES = 16
 """Of a weight that learns: itself, its gradient and two moments in float32."""
@@ -35,41 +33,33 @@ def training_flop(recipe: Recipe, models: Iterable[str], target: Target) -> floa
     """
     names, sizes, sequence = list(models), _sizes(target), recipe.text.sequence
     total = sum(_flop(recipe, name, sizes) for name in names)
-    if not set(names) - {"target"}:
-        return total
-    # The text that is not in shards yet, and its states: once for all with the same texts; of a draft with heads its own
-    # besides.
-    written = max(0, recipe.text.sequences - shared_shards.count(recipe.text.shards))
-    texts = written * relative_tokens(recipe.sources) + sum(_stored(recipe, names))
+    # Writing the text, and its states once for all; of a draft with heads its own besides.
+    texts = recipe.text.sequences * (relative_tokens(recipe.prompts) + (_aux_states(recipe, names) is not None))
     total += sizes.forward(sequence) * texts * sequence
-    for head in (_head(recipe, name) for name in names if name.startswith("draft_")):
-        total += _forward(recipe.draft, sizes.vocabulary, sequence) * _texts(recipe, head) * sequence
-    return total
+    of_draft = sum(name.startswith("draft_") for name in names)
+    return total + of_draft * _forward(recipe.draft, sizes.vocabulary, sequence) * recipe.text.sequences * sequence
 
 
 def training_memory(recipe: Recipe, model: str, target: Target) -> float:
     """Bytes that training one of the models takes at its peak: the teacher, what learns, and a batch's logits."""
-    sizes, logits = _sizes(target), 0.0
-    if model in ("target", "draft"):
-        own = recipe.target_training if model == "target" else recipe.draft_training
+    sizes, logits, sequence = _sizes(target), 0.0, recipe.text.sequence
+    if model == "draft":
         drafted = recipe.distillation.draft_vocabulary or sizes.vocabulary
-        logits = own.batch * own.sequence / own.accumulate * min(drafted, sizes.vocabulary)
+        logits = recipe.draft_training.batch * sequence * min(drafted, sizes.vocabulary)
     elif isinstance(head := _head(recipe, model), NeuralHead):
-        logits = head.batch * recipe.text.sequence * head.drafted(sizes) * head.copies
-    learns = float(target.parameters) if model in ("target", "joint") else 0.0
-    frozen = 0 if model == "target" else target.parameters
+        logits = head.batch * sequence * head.drafted(sizes) * head.copies
+    learns = float(target.parameters) if model == "joint" else 0.0
     learns += _weights(recipe, model, sizes)
-    return learns * LEARNT_BYTES + frozen * FROZEN_BYTES + logits * LOGIT_BYTES
+    return learns * LEARNT_BYTES + target.parameters * FROZEN_BYTES + logits * LOGIT_BYTES
 
 
 def training_disk(recipe: Recipe, models: Iterable[str], target: Target) -> float:
     """Bytes on disk: the trained models with their checkpoints, and the hidden states that they learn from."""
     names, sizes = list(models), _sizes(target)
-    kept = sum(
-        (target.parameters if name in ("target", "joint") else 0) + _weights(recipe, name, sizes) for name in names
-    )
-    states = sum(texts * (1 + aux) for texts, aux in _stored(recipe, names).items())
-    return kept * (FROZEN_BYTES + LEARNT_BYTES) + states * recipe.text.sequence * sizes.hidden * STATE_BYTES
+    kept = sum((target.parameters if name == "joint" else 0) + _weights(recipe, name, sizes) for name in names)
+    aux = _aux_states(recipe, names)
+    states = 0 if aux is None else recipe.text.sequences * (1 + aux) * recipe.text.sequence * sizes.hidden
+    return kept * (FROZEN_BYTES + LEARNT_BYTES) + states * STATE_BYTES
 
 
 def _sizes(target: Target) -> Sizes:
@@ -93,32 +83,17 @@ def _made_for(recipe: Recipe, model: str, sizes: Sizes) -> Sizes:
     return Sizes(own.hidden, V, own.layers, own.intermediate, own.parameters(V))
 
 
-def _texts(recipe: Recipe, head: HeadRecipe) -> int:
-    """Texts whose states a training reads."""
-    return recipe.text.sequences + head.corpus_sequences if isinstance(head, NeuralHead) else 0
-
-
-def _stored(recipe: Recipe, models: Iterable[str]) -> dict[int, int]:
-    """Texts -> the most auxiliary hidden states of the target that trainings read of so many texts beside the final
-    one; trainings share what they have in common.
+def _aux_states(recipe: Recipe, models: Iterable[str]) -> int | None:
+    """The most auxiliary hidden states of the target that a training reads beside the final one, which all that read any
+    share; None where none reads states.
     """
-    found: dict[int, int] = {}
-    for name in models:
-        if name == "draft":
-            texts, aux = recipe.text.sequences if recipe.distillation.generated_share else 0, 0
-        elif name != "target":
-            head = _head(recipe, name)
-            texts, aux = _texts(recipe, head), head.aux_hidden_states
-        else:
-            continue
-        found[texts] = max(aux, found.get(texts, 0))
-    return found
+    readers = [_head(recipe, name) for name in models if name != "draft"]
+    aux = [reader.aux_hidden_states for reader in readers if isinstance(reader, NeuralHead)]
+    return max([*aux, *(0 for name in models if name == "draft")], default=None)
 
 
 def _weights(recipe: Recipe, model: str, sizes: Sizes) -> float:
-    """Weights of a draft or head; 0 for a target."""
-    if model == "target":
-        return 0.0
+    """Weights of a draft or head."""
     if model == "draft":
         return float(recipe.draft.parameters(sizes.vocabulary))
     return _head(recipe, model).weights(_made_for(recipe, model, sizes))
@@ -129,31 +104,14 @@ def _forward(shape: Shape, vocabulary: int, sequence: int) -> float:
     return 2.0 * shape.parameters(vocabulary) + 2.0 * shape.layers * sequence * shape.hidden
 
 
-def _grown(shape: Shape, vocabulary: int, settings: Optimisation) -> float:
-    """`_forward`, averaged over the stages of a model that grows."""
-    ends = [0.0, *(stage.until for stage in settings.growth), 1.0]
-    depths = [*(stage.layers for stage in settings.growth), shape.layers]
-    stages = zip(itertools.pairwise(ends), depths, strict=True)
-    return sum(
-        (end - start) * _forward(shape.model_copy(update={"layers": layers}), vocabulary, settings.sequence)
-        for (start, end), layers in stages
-    )
-
-
 def _flop(recipe: Recipe, model: str, sizes: Sizes) -> float:
     """Operations to train one model, the text and stored states aside."""
-    if model == "target":
-        own = recipe.target_training
-        tokens = own.steps * own.batch * own.sequence
-        return LEARNING * _grown(recipe.target, recipe.vocabulary, own) * tokens
     if model == "draft":
-        # On the corpus the target runs beside the draft; of its own text its states are stored, and then only its
-        # logits are computed.
-        own, share = recipe.draft_training, recipe.distillation.generated_share
+        # The target's states are stored, so only its logits are computed.
+        own, sequence = recipe.draft_training, recipe.text.sequence
         drafted = min(recipe.distillation.draft_vocabulary or sizes.vocabulary, sizes.vocabulary)
-        distilled = (1 - share) * sizes.forward(own.sequence) + share * 2.0 * sizes.hidden * drafted
-        tokens = own.steps * own.batch * own.sequence
-        return (LEARNING * _grown(recipe.draft, sizes.vocabulary, own) + distilled) * tokens
+        token = LEARNING * _forward(recipe.draft, sizes.vocabulary, sequence) + 2.0 * sizes.hidden * drafted
+        return token * own.steps * own.batch * sequence
     head, sequence = _head(recipe, model), recipe.text.sequence
     if model != "joint":
         return head.flop(_made_for(recipe, model, sizes), sequence)

@@ -1,4 +1,4 @@
-"""The one training of all heads: text, states, steps, evaluations, checkpoint. What differs is the head's `Learner`."""
+"""The one training of draft and heads: text, states, steps, evaluations, checkpoint. What differs is the `Learner`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from specrig.heads.teacher import Teacher, copy_tokenizer, end_tokens, load_teac
 from specrig.runtime.types import DecodingError
 from specrig.training.optimizer import Optimizer
 from specrig.training.recipe import Optimisation, Recipe
-from specrig.training.run import Curve, Run, model_folder, training, within_memory
+from specrig.training.run import Curve, Run, model_folder, training, training_device, within_memory
 from specrig.training.states import LiveStates, StoredStates, states_of
 from specrig.training.target_text import (
     TargetText,
@@ -29,15 +29,12 @@ from specrig.training.target_text import (
     read_text,
     row_batches,
     training_key,
-    with_corpus,
 )
-from specrig.training.trainer import training_device
 
 
 def fit(
     name: str,
     recipe: Recipe,
-    corpus_dir: Path,
     models: Path,
     target: Path,
     *,
@@ -48,17 +45,13 @@ def fit(
     """Make the head `name` (see `heads.trained`) of the model in `target` and write the folder `models`/`name`.
 
     Also writes its `training.jsonl`: the loss, and at every evaluation the acceptance to expect (`acceptance.report`).
-    draft: the folder of the draft that gets a `draft_<name>`; None: `models`/draft. Raises CorpusError for a missing
-    corpus, TrainingError when there is no model or text, the model cannot have such a head, or the loss is not finite.
+    draft: the folder of the draft that gets a `draft_<name>`; None: `models`/draft. Raises TrainingError when
+    there is no model or text, the model cannot have such a head, or the loss is not finite.
     """
     text, where, kind = read_text(models), training_device(device), heads.trained()[name]
     of = present(draft or models / "draft", "draft") if heads.of_draft(name) else target
-    settings, key = (
-        recipe.head(kind.name),
-        training_key(
-            recipe, corpus_dir, models, *dict.fromkeys((of, present(target, "target"), *recipe.initial(name)))
-        ),
-    )
+    settings = recipe.head(kind.name)
+    key = training_key(recipe, models, *dict.fromkeys((of, present(target, "target"), *recipe.initial(name))))
     try:
         if not isinstance(settings, NeuralHead):
             with training(models / name, 1, progress, key) as run:
@@ -77,7 +70,7 @@ def fit(
         with training(models / name, settings.steps, progress, key) as run:
             schedule = _schedule(settings, settings.steps, settings.lr, settings.matrix_lr)
             parts = {"head": (learner, Optimizer(learner, schedule, learner.outer()))}
-            learn(learner, parts, Lesson(recipe, text, corpus_dir, of, target, initial), run)
+            learn(learner, parts, Lesson(recipe, text, of, target, initial), run)
     except DecodingError as error:
         raise TrainingError(f"{target}: {error}") from error
 
@@ -121,7 +114,6 @@ class Lesson:
 
     recipe: Recipe
     text: TargetText
-    corpus_dir: Path
     of: Path
     """The folder of the model that gets the head."""
     target: Path
@@ -144,11 +136,9 @@ def learn(
     is no text.
     """
     settings, seed, text, where = learner.settings, lesson.recipe.seed, lesson.text, learner.model.where
-    texts = with_corpus(text.train, settings.corpus_sequences, lesson.corpus_dir, lesson.target, seed + 3)
+    texts = text.train
     if not len(texts.tokens):
-        raise TrainingError(
-            "there is nothing to learn from: raise training.text.sequences, or a head's corpus_sequences"
-        )
+        raise TrainingError("there is nothing to learn from: raise training.text.sequences")
     frozen = len(parts) == 1
 
     def stored(folder: Path, model: Teacher, read: Texts, aux_layers: tuple[int, ...] = ()) -> States:
@@ -181,7 +171,7 @@ def learn(
         loss = learner.loss(batch, inputs, inputs[..., -D:] if same_model else teacher_states[rows])
         if each_step:
             each_step(step, step * batch.tokens.numel())
-        run.take_step(step, [loss], tokens=step * batch.tokens.numel(), lr=settings.lr)
+        run.take_step(step, loss, tokens=step * batch.tokens.numel(), lr=settings.lr)
         if frozen and step in settings.evaluated() and step < settings.steps:
             evaluate(step)
         run.keep(step)
@@ -201,9 +191,7 @@ def _restore(learner: Learner, initial: Initial) -> None:
         raise TrainingError(f"{folder}: training.{name} cannot go on from it: {error}; {fix}") from error
 
 
-def train_jointly(
-    recipe: Recipe, corpus_dir: Path, base: Path, models: Path, target: Path, progress: bool, device: str = "cpu"
-) -> None:
+def train_jointly(recipe: Recipe, base: Path, models: Path, target: Path, progress: bool, device: str = "cpu") -> None:
     """Medusa-2: train `target`, the target of the pair folder `base`, further, together with its heads; writes
     `models`/target and /medusa.
 
@@ -218,8 +206,8 @@ def train_jointly(
         made = heads.part("medusa", "joint").Joint
         learner: Any = made(settings, model, model, alone.vocabulary, recipe.seed + 3).to(model.where)
         learner.restore(alone.tensors)
-    lesson = Lesson(recipe, text, corpus_dir, target, target)
-    key = training_key(recipe, corpus_dir, base, target)
+    lesson = Lesson(recipe, text, target, target)
+    key = training_key(recipe, base, target)
     with model_folder(models / "target") as folder, training(models / "medusa", joint.steps, progress, key) as run:
         # Beside the checkpoint, with which a training that was cut goes on.
         unfinished = run.folder / "target.jsonl"

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter
-from typing import Generic, Literal, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 import torch
@@ -18,21 +17,17 @@ from torch import Tensor
 
 from specrig.decoding.sampling import argmax
 from specrig.heads.base import TrainingError
-from specrig.heads.teacher import read_model
-from specrig.models.precision import precision_here
+from specrig.heads.teacher import product_dtype, read_model
 from specrig.runtime.model import CachedModel
 from specrig.runtime.transformers_model import cached_model
 from specrig.runtime.types import DecodingError
 
-Precision = Literal["float32", "bfloat16"]
 CATCH_UP = 8
 """A row that lacks more tokens than these in the cache gets them in a pass before the others go on."""
 TOGETHER = {"cpu": 1, "cuda": 1 << 14}
 """Tokens of such a pass, but for one of a single row: a GPU that runs one row waits for its host (not timed)."""
 BLOCK = 256
 """Tokens of the vocabulary whose probabilities are summed together before one token is looked for among them."""
-TIMED = 3
-"""Passes in each precision before writing begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +53,9 @@ Script = Generator[Piece, list[int], Result]
 class Writer:
     """A model that writes."""
 
-    def __init__(self, folder: Path, where: torch.device, precision: Precision) -> None:
+    def __init__(self, folder: Path, where: torch.device) -> None:
         """Raises TrainingError for a model that cannot run over a key/value cache."""
-        model = read_model(folder, getattr(torch, precision)).to(where)
+        model = read_model(folder, product_dtype(where)).to(where)
         try:
             self.target: CachedModel = cached_model(model, device=where)
         except DecodingError as error:
@@ -206,28 +201,3 @@ def _draw(probs: Tensor, sums: Tensor, uniforms: Tensor) -> Tensor:
     # Just below the block's own sum, which rounding may have made smaller: no token of probability 0 is drawn.
     rest = torch.minimum(thresholds - before, inside[:, -1:] * (1 - 1e-12))
     return (block * BLOCK + torch.searchsorted(inside, rest, right=True).clamp(max=BLOCK - 1)).squeeze(1)
-
-
-def fastest(folder: Path, where: torch.device, together: int, longest: int) -> Precision:
-    """The precision in which passes of `together` texts take less time here, by timing some.
-
-    A GPU writes in bfloat16; a processor without products for it in float32.
-    """
-    if where.type != "cpu":
-        return "bfloat16"
-    if precision_here() == "float32":
-        return "float32"
-    seconds: dict[Precision, float] = {}
-    choices: tuple[Precision, ...] = ("float32", "bfloat16")
-    for precision in choices:
-        model = Writer(folder, where, precision).target
-        model.start(together, longest + 1)
-        model.cache.lengths = [longest // 2] * together
-        tokens = torch.zeros(together, 1, dtype=torch.long)
-        times = []
-        for _ in range(TIMED):
-            started = perf_counter()
-            model.forward(tokens)
-            times.append(perf_counter() - started)
-        seconds[precision] = min(times)
-    return min(choices, key=lambda precision: seconds[precision])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -10,12 +11,7 @@ from pydantic import Field
 from specrig.settings import Settings, as_path
 
 SELF: Literal["self"] = "self"
-"""The target writes the requests itself (Magpie, arXiv:2406.08464)."""
-SELF_LONG: Literal["self_long"] = "self_long"
-"""The target writes an article, and then requests about it."""
-CORPUS: Literal["corpus"] = "corpus"
-"""The study's corpus."""
-WRITTEN_BY_TARGET = (SELF, SELF_LONG)
+"""The target asks itself (Magpie, arXiv:2406.08464)."""
 DATA_FILES = (".jsonl", ".csv", ".parquet")
 
 
@@ -23,12 +19,9 @@ class PromptSource(Settings):
     """One source of requests."""
 
     source: Annotated[str, as_path] = Field(min_length=1)
-    """`self`: the target writes them; `self_long`: requests about articles that it writes; `corpus`: the study's
-    corpus; a .jsonl, .csv or .parquet file whose rows have `prompt`, `turns` or `messages`; or a hub data set
-    (`owner/name`).
+    """`self`: the target asks itself; a .jsonl, .csv or .parquet file whose rows have `prompt`, `turns` or `messages`;
+    or a hub data set (`owner/name`).
     """
-    share: float = Field(default=1.0, gt=0)
-    """How many of the texts begin with its requests, relative to the other sources."""
     config: str | None = None
     """For a hub data set: its configuration."""
     split: str = "train"
@@ -37,26 +30,27 @@ class PromptSource(Settings):
     """For a hub data set: its commit, branch or tag."""
 
     @property
-    def kind(self) -> Literal["target", "corpus", "file", "hub"]:
+    def kind(self) -> Literal["self", "file", "hub"]:
         """Who has the requests."""
-        if self.source in WRITTEN_BY_TARGET:
-            return "target"
-        if self.source == CORPUS:
-            return "corpus"
+        if self.source == SELF:
+            return SELF
         return "file" if Path(self.source).suffix in DATA_FILES or self.source.count("/") != 1 else "hub"
+
+    @property
+    def name(self) -> str:
+        """A name for the file of its texts."""
+        return re.sub(r"\W+", "-", Path(self.source).stem if self.kind == "file" else self.source)
 
 
 class OwnRequests(Settings):
-    """How a target writes requests itself."""
+    """How a target asks itself."""
 
     temperature: float = Field(default=0.95, gt=0)
-    """Sampling temperature of requests and articles."""
+    """Sampling temperature of requests."""
     top_p: float = Field(default=0.95, gt=0, le=1)
     """Only the fewest most likely tokens that have this probability together are drawn."""
     tokens: int = Field(default=160, ge=8)
     """Longest request that the target writes; longer ones are dropped. Half a sequence is the limit in any case."""
-    article: float = Field(default=0.55, gt=0, lt=1)
-    """Longest article, as a share of a sequence."""
     openings: float = Field(default=0.5, ge=0, le=1)
     """Share of requests of which the first words are given, such as "Write a Python function": so kinds occur that the
     target seldom asks for by itself.
@@ -71,5 +65,4 @@ ANOTHER = 1.35
 
 def relative_tokens(sources: tuple[PromptSource, ...]) -> float:
     """Tokens that writing runs through the target, in those of the sequences that are kept."""
-    own = sum(source.share for source in sources if source.kind == "target")
-    return 1 + (ANOTHER - 1) * own / sum(source.share for source in sources)
+    return 1 + (ANOTHER - 1) * sum(source.kind == SELF for source in sources) / len(sources)

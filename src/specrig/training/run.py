@@ -7,7 +7,7 @@ import math
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -141,18 +141,12 @@ class Run:
         """
         self.state = State(self.folder, self.key, parts, generators)
 
-    def take_step(self, step: int, losses: Iterable[Tensor], *, parts: int = 1, tokens: int, lr: float) -> None:
-        """Take one optimiser step on the mean of `parts` losses, each of a part of the batch.
-
-        losses: computed one by one, each after the backward pass of the one before, so that only one part takes memory.
-        tokens: seen so far; lr: the peak rate. Raises TrainingError for a loss that is not finite, on a GPU some steps
-        later.
+    def take_step(self, step: int, loss: Tensor, *, tokens: int, lr: float) -> None:
+        """Take one optimiser step. tokens: seen so far; lr: the peak rate. Raises TrainingError for a loss that is not
+        finite, on a GPU some steps later.
         """
-        found = []
-        for loss in losses:
-            (loss / parts).backward()
-            found.append(loss.detach())
-        self.curve.note(step, torch.stack(found).mean(), tokens=tokens, lr=lr * self.state.optimizers[0].rate())
+        loss.backward()
+        self.curve.note(step, loss, tokens=tokens, lr=lr * self.state.optimizers[0].rate())
         for optimizer in self.state.optimizers:
             optimizer.step()
 
@@ -163,7 +157,19 @@ class Run:
         if self.state.due():
             for curve in self.curves:
                 curve.flush()  # so that it holds every step that the checkpoint has taken
-        self.state.keep(step)
+            self.state.save(step)
+
+
+def training_device(device: str) -> torch.device:
+    """The device to train on, `cpu` or `cuda`, made ready. Raises TrainingError where PyTorch sees no GPU."""
+    where = torch.device(device)
+    if where.type == "cuda":
+        if not torch.cuda.is_available():
+            raise TrainingError(
+                "device cuda: PyTorch sees no GPU here; set `device: cpu` or `device: auto`, or install its CUDA build"
+            )
+        torch.set_float32_matmul_precision("high")  # TF32 for what autocast leaves in float32
+    return where
 
 
 @contextmanager
@@ -184,8 +190,8 @@ def within_memory(label: str) -> Iterator[None]:
         yield
     except torch.OutOfMemoryError as error:
         raise TrainingError(
-            f"{label}: the GPU's memory is full ({first_line(error)}); lower its batch (or raise accumulate), "
-            "text.batch, text.sequences or corpus_sequences in the study's training block"
+            f"{label}: the GPU's memory is full ({first_line(error)}); lower its batch, text.batch or text.sequence in the "
+            "study's training block"
         ) from error
 
 

@@ -47,26 +47,6 @@ SYSTEM_LINES = (
     "You answer questions about history, geography and science.", "You are a writer of stories.",
 )  # fmt: skip
 """System lines before a request."""
-ARTICLES = (
-    "Write a news article about", "Write a detailed article about", "Write an encyclopedia article on",
-    "Write a report about", "Describe in three paragraphs", "Tell me in detail about", "Write an essay on",
-    "Write a scene from a novel in which",
-)  # fmt: skip
-"""First words of requests for an article."""
-ABOUT = (
-    ("Summarize the following text:\n\n{}", False),
-    ("Summarize the article below in three sentences.\n\n{}", False),
-    ("{}\n\nSummarize this in one paragraph.", False),
-    ("List the key points of this text:\n\n{}", False),
-    ("Rewrite the following text in simpler words:\n\n{}", False),
-    ("Extract all names, places and dates from the text below.\n\n{}", False),
-    ("Read the text and answer the question.\n\nText: {}\n\nQuestion:", True),
-    ("Answer the question based on this passage.\n\n{}\n\nQuestion: What", True),
-    ("Passage: {}\n\nQuestion: Who", True),
-    ("Use the following document to answer.\n\n{}\n\nQuestion: How", True),
-    ("{}\n\nQuestion: Why", True),
-)
-"""Requests about an article, and whether the target writes their end."""
 
 
 class Template:
@@ -124,7 +104,7 @@ def template(tokenizer: Any, target: object) -> Template:
     if not tokenizer.chat_template:
         raise PromptError(
             f"the tokenizer of {target} has no chat template, which training.prompts: self needs: such a model "
-            "writes no requests. Leave training.prompts out for the study's corpus, or name a file of prompts"
+            "writes no requests. Name a file of prompts"
         )
     return Template(tokenizer, target)
 

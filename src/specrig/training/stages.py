@@ -1,7 +1,7 @@
-"""What the DAG can train: target, draft, and every kind of head (`heads.trained`). No torch here.
+"""What the DAG can train: a draft, and every kind of head (`heads.trained`). No torch here.
 
-Every stage writes models/<pair>/<name>/{config.json, model.safetensors, training.jsonl}, whole or not at all. All but
-the target also learn from `TEXT`, what the target wrote.
+Every stage writes models/<pair>/<name>/{config.json, model.safetensors, training.jsonl}, whole or not at all, and learns
+from `TEXT`, what the target wrote.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from specrig.training.recipe import Recipe
 CHECKPOINT = ("config.json", "model.safetensors")
 """Files from which a training can go on (`initial_checkpoint`)."""
 FILES = (*CHECKPOINT, "training.jsonl")
-"""Files that every trained model has (target and draft have a tokenizer and a generation config besides)."""
+"""Files that every trained model has (a draft has a tokenizer and a generation config besides)."""
 TEXT = "text.safetensors"
 """In a pair's folder: what its target wrote (`training.target_text`)."""
 
@@ -39,7 +39,6 @@ def _head(name: str, kind: type[HeadRecipe]) -> Stage:
 
 
 STAGES = {
-    "target": Stage((), ("vocabulary", "target", "target_training")),
     "draft": Stage(("target",), ("draft", "draft_training", "distillation")),
 } | {name: _head(name, kind) for name, kind in heads.trained().items()}
 JOINT = Stage(("target", "medusa"), ("medusa",))
@@ -47,24 +46,14 @@ JOINT = Stage(("target", "medusa"), ("medusa",))
 
 
 def train(
-    name: str,
-    recipe: Recipe,
-    corpus: Path,
-    models: Path,
-    target: Path,
-    progress: bool,
-    device: str,
-    draft: Path | None = None,
+    name: str, recipe: Recipe, models: Path, target: Path, progress: bool, device: str, draft: Path | None = None
 ) -> None:
-    """Train `models`/<name> (a pair's folder) on `device` from the study's corpus, the model folder `target` and the
-    models it needs.
+    """Train `models`/<name> (a pair's folder) on `device` from what the model in the folder `target` wrote.
 
     draft: the folder of the draft whose heads a `draft_<name>` trains; None: `models`/draft.
     """
-    if name == "target":
-        import_module("specrig.training.language_model").train_target(recipe, corpus, target, progress, device)
-    elif name == "draft":
-        import_module("specrig.training.distil").train_draft(recipe, corpus, models, target, progress, device)
+    if name == "draft":
+        import_module("specrig.training.draft").train_draft(recipe, models, target, progress, device)
     else:
         fit = import_module("specrig.training.fit").fit
-        fit(name, recipe, corpus, models, target, progress=progress, device=device, draft=draft)
+        fit(name, recipe, models, target, progress=progress, device=device, draft=draft)

@@ -25,9 +25,8 @@ from specrig.heads.base import NeuralHead
 from specrig.heads.learner import Texts
 from specrig.heads.teacher import Teacher, load_teacher, moved, weight_files
 from specrig.training.recipe import Recipe
-from specrig.training.run import STATES
-from specrig.training.target_text import read_text, with_corpus
-from specrig.training.trainer import training_device
+from specrig.training.run import STATES, training_device
+from specrig.training.target_text import read_text
 
 TOKENS = 1024
 """Tokens that go through the model together: few, so that their states stay in the processor's cache."""
@@ -41,9 +40,7 @@ all.
 """
 
 
-def prepare(
-    recipe: Recipe, corpus_dir: Path, models: Path, target: Path, trained: Collection[str], device: str = "cpu"
-) -> None:
+def prepare(recipe: Recipe, models: Path, target: Path, trained: Collection[str], device: str = "cpu") -> None:
     """Compute, in one pass over the texts, the states that the trainings of the models `trained` of a pair will read;
     none on a GPU.
 
@@ -52,15 +49,13 @@ def prepare(
     """
     kinds = heads.registry()
     readers = [recipe.head(name) for name in trained if name in kinds and issubclass(kinds[name], NeuralHead)]
-    counts = {reader.corpus_sequences for reader in readers} | ({0} if "draft" in trained else set())
     where = training_device(device)
-    if not counts or not stores(where):
+    if not (readers or "draft" in trained) or not stores(where):
         return
     text, teacher = read_text(models), load_teacher(target, where)
     aux_layers = tuple(sorted({layer for reader in readers for layer in reader.aux_layers(teacher.layers)}))
-    read = [with_corpus(text.train, count, corpus_dir, target, recipe.seed + 3) for count in sorted(counts)]
-    if 2 * read[-1].tokens.numel() * teacher.hidden * (len(aux_layers) + 1) <= KEPT:
-        for texts in (*read, text.heldout):
+    if 2 * text.train.tokens.numel() * teacher.hidden * (len(aux_layers) + 1) <= KEPT:
+        for texts in (text.train, text.heldout):
             StoredStates(models / "states", target, teacher, texts, aux_layers)
 
 

@@ -6,8 +6,10 @@ Shapes: N sequences, T tokens, D hidden.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -16,21 +18,20 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig
 
-from specrig.corpus import gather as corpus
-from specrig.corpus.trained_on import fingerprint
 from specrig.errors import first_line
 from specrig.heads.base import TrainingError
 from specrig.heads.learner import Texts
 from specrig.heads.teacher import end_tokens, weight_files
+from specrig.tasks.trained_on import fingerprint
+from specrig.training.conversations import Written
+from specrig.training.generate import Writer
 from specrig.training.recipe import Recipe
-from specrig.training.run import key_of, within_memory
+from specrig.training.run import key_of, training_device, within_memory
+from specrig.training.source_text import SourceText
 from specrig.training.stages import TEXT
-from specrig.training.text_shards import TextShards
-from specrig.training.tokenizer import load_tokenizer
-from specrig.training.trainer import PackedText, tokenize
 
-SHARDS = "text"
-"""In a pair's folder: what its target wrote, in shards."""
+FOLDER = "text"
+"""In a pair's folder: what its target wrote, a file of JSON lines a source of prompts."""
 _REQUESTS = "train.requests"
 
 
@@ -39,45 +40,47 @@ class TargetText:
     """What one target wrote."""
 
     train: Texts
-    """Training prompts with continuations at the temperatures in `text.temperatures`; by default a part is greedy."""
+    """Training prompts with answers at the temperatures in `text.temperatures`; by default a part is greedy."""
     heldout: Texts
-    """Held-out prompts with greedy continuations."""
+    """Held-out prompts with greedy answers."""
 
 
-def write_text(
-    recipe: Recipe, corpus_dir: Path, models: Path, target: Path, device: str = "cpu", without: Collection[str] = ()
-) -> None:
-    """Let the model in the folder `target` answer prompts, and write `models`/text.safetensors from the shards in
-    `models`/text.
+def write_text(recipe: Recipe, models: Path, target: Path, device: str = "cpu", without: Collection[str] = ()) -> None:
+    """Let the model in the folder `target` answer prompts; what it wrote lies in `models`/text, a file a source of prompts,
+    and for trainings in `models`/text.safetensors.
 
-    without: prompts that it must not answer (`prompts.kept`). Raises CorpusError for a missing corpus, PromptError
-    for requests that cannot be had, TrainingError when there is no target, it cannot write, or the texts are longer than
-    it can read.
+    without: prompts that it must not answer. Raises PromptError for requests that cannot be had, TrainingError when there
+    is no target, it cannot write, or the texts are longer than it can read.
     """
     _check_positions(recipe, present(target, "target"))
-    shards = TextShards(models / SHARDS, recipe, corpus_dir, target, device, without)
+    where = training_device(device)
+    writer = cache(lambda: Writer(target, where))
+    eos = end_tokens(target)[0]
+    counts = {"train": recipe.text.sequences, "heldout": recipe.text.heldout_sequences}
+    shares = {part: math.ceil(count / len(recipe.prompts)) for part, count in counts.items()}
+    texts: dict[str, list[Written]] = {"train": [], "heldout": []}
     with within_memory("the target's text"):
-        heldout = shards.texts("heldout", recipe.text.heldout_sequences)
-        train = shards.texts("train", recipe.text.sequences, heldout)
+        for source in recipe.prompts:
+            file = SourceText(models / FOLDER, recipe, source, target, without)
+            file.write(shares["train"], shares["heldout"], writer)
+            texts["train"] += file.texts("train", shares["train"])
+            texts["heldout"] += file.texts("heldout", shares["heldout"])
     tensors: dict[str, Tensor] = {}
-    for part, found, wanted in (
-        ("train", train, recipe.text.sequences),
-        ("heldout", heldout, recipe.text.heldout_sequences),
-    ):
-        if wanted and not found:
+    for part, count in counts.items():
+        if count and not texts[part]:
             raise TrainingError(
                 f"training.prompts: no {part} request is left. A request counts if it has at most "
                 f"{(recipe.text.sequence + 1) // 2} tokens (half of training.text.sequence) and is not a prompt of the "
                 "study. Add or shorten requests, or raise training.text.sequence"
             )
-        tokens = torch.full((len(found), recipe.text.sequence + 1), shards.eos[0])
+        tokens = torch.full((len(texts[part]), recipe.text.sequence + 1), eos)
         written = torch.zeros_like(tokens, dtype=torch.bool)
-        for row, text in enumerate(found):
+        for row, text in enumerate(texts[part]):
             tokens[row, : len(text.tokens)] = torch.tensor(text.tokens)
             for start, end in text.spans:
                 written[row, start:end] = True
         tensors |= {f"{part}.tokens": tokens, f"{part}.written": written}
-    learnt = sorted({int(fingerprint(request), 16) for text in train for request in text.requests})
+    learnt = sorted({int(fingerprint(request), 16) for text in texts["train"] for request in text.requests})
     tensors[_REQUESTS] = torch.tensor(learnt, dtype=torch.uint64)
     out = models / TEXT
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -123,12 +126,10 @@ def read_text(models: Path) -> TargetText:
     return TargetText(*(Texts(*part) for part in parts))
 
 
-def training_key(recipe: Recipe, corpus_dir: Path, models: Path, *folders: Path) -> str:
-    """`key_of` a training that learns from the corpus, from the text of the pair's target, and from the models in
-    `folders`. Raises CorpusError for a missing corpus.
-    """
+def training_key(recipe: Recipe, models: Path, *folders: Path) -> str:
+    """`key_of` a training that learns from the text of the pair's target, and from the models in `folders`."""
     weights = (file for folder in folders for file in weight_files(folder))
-    return key_of(recipe, corpus.present(corpus_dir / "train.jsonl"), models / TEXT, *weights)
+    return key_of(recipe, models / TEXT, *weights)
 
 
 def present(folder: Path, name: str) -> Path:
@@ -138,16 +139,6 @@ def present(folder: Path, name: str) -> Path:
             f"{folder}: no trained {name} there; train it first with `specrig stage train --model {name}`"
         )
     return folder
-
-
-def with_corpus(own: Texts, count: int, corpus_dir: Path, target: Path, seed: int) -> Texts:
-    """`own` with `count` sequences of the corpus, equally long, behind it; of those every token counts as written."""
-    if not count:
-        return own
-    rows = corpus.read(corpus_dir / "train.jsonl")
-    texts = tokenize(rows, load_tokenizer(target), end_tokens(target)[0])
-    packed = next(iter(PackedText(texts, count, own.tokens.shape[1] - 1, seed)))
-    return Texts(torch.cat((own.tokens, packed)), torch.cat((own.written, torch.ones_like(packed, dtype=torch.bool))))
 
 
 def frequent(texts: Texts, count: int | None, vocabulary: int) -> Tensor | None:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from specrig.corpus.example import number
-from specrig.corpus.wording import normalized
+from specrig.seeds import number
+from specrig.tasks.wording import normalized
 
 REQUESTS = "requests.txt"
 """The file's name, in the folder of a draft or head."""
