@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import socket
 import time
 from collections.abc import Callable, Iterator
 from functools import cached_property
@@ -242,7 +243,15 @@ def _lines(response: Response) -> Iterator[tuple[float, bytes]]:
         nonlocal arrived
         count = read_into(buffer)
         arrived = time.perf_counter()
+        acknowledge()
         return count
+
+    def acknowledge() -> None:
+        """Acknowledge at once: a server with Nagle's algorithm waits for it, up to 40 ms, before it sends a next event."""
+        if hasattr(socket, "TCP_QUICKACK"):  # Linux; it holds for one acknowledgement
+            socket_file._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+
+    acknowledge()
 
     socket_file.readinto = timed
     rest = b""

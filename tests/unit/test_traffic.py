@@ -32,11 +32,12 @@ from specrig.audit.toy_pair import build
 from specrig.cell import Cell
 from specrig.dag.rules import Rules
 from specrig.engines.base import EngineError
-from specrig.engines.http.client import Client, Completion, TimedOutError
+from specrig.engines.http.client import Completion
 from specrig.engines.llamacpp import LlamaCpp
 from specrig.engines.native import Native
 from specrig.engines.vllm_server import VllmServer
 from specrig.errors import first_line, with_type
+from specrig.http_client import Client, TimedOutError
 from specrig.measurement.records import Counts, Load, RecordError, study_records
 from specrig.measurement.runner import measure
 from specrig.measurement.traffic.loops import Requests, closed_loop, open_loop
