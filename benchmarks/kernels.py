@@ -1,7 +1,7 @@
 """Times the passes of a model under every kernel, alternating in one process, and prints them beside the bandwidth
 floor.
 
-    python benchmarks/kernels.py results/embedded/models/embedded/target --draft results/embedded/models/embedded/draft --dtype float32 bfloat16
+    python benchmarks/kernels.py TARGET --draft DRAFT --dtype float32 bfloat16
 
 For each precision and number of tokens: the median milliseconds of a pass in torch with plain weights, in torch with
 reordered weights and in compiled code, and how many times as fast the compiled pass is as the reordered one (geometric

@@ -149,6 +149,8 @@ class Transformers(WeightsEngine):
         self, cell: Cell, prompts: Sequence[Sequence[int]], *, max_new_tokens: int, seeds: Sequence[int]
     ) -> list[Generation]:
         """See `Engine`. A batch samples from one stream, which its seeds start together."""
+        if not prompts:
+            return []
         import torch
 
         from specrig.decoding.loop import stop_at

@@ -153,6 +153,8 @@ class HttpEngine(TokenizerEngine):
         self, cell: Cell, prompts: Sequence[Sequence[int]], *, max_new_tokens: int, seeds: Sequence[int]
     ) -> list[Generation]:
         """See `Engine`."""
+        if not prompts:
+            return []
         self.ready(cell)
 
         alone = len(prompts) == 1

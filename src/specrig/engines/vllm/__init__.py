@@ -116,6 +116,8 @@ class Vllm(WeightsEngine):
         self, cell: Cell, prompts: Sequence[Sequence[int]], *, max_new_tokens: int, seeds: Sequence[int]
     ) -> list[Generation]:
         """See `Engine`. After a failure the engine is closed, and the next cell starts a new one."""
+        if not prompts:
+            return []
         started = self._ready(cell)
         try:
             with started.log.captured():
