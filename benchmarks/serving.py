@@ -2,7 +2,7 @@
 
     .venv-vllm/bin/python benchmarks/serving.py tests/data/tiny configs/prompts --clients 1 8 32
 
-The pair is a folder with `target` and `draft`. Both servers are up at once, and one at a time is under load, in turns.
+PAIR is a folder with `target` and `draft`. Both servers are up at once, and one at a time is under load, in turns.
 Each client sends its next request when the last is answered. Greedy; an output ends where the model ends it, so
 tokens/s are counted from what the servers say they wrote. Prints for each number of clients, server and way: tokens/s,
 and seconds of a request (median, 95 % of them); over all turns. Without vLLM it measures our services alone.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import socket
 import time
 from collections.abc import Callable, Iterator
 from functools import cached_property
@@ -159,6 +160,7 @@ class Client:
     ) -> tuple[float, Response]:
         """(when it was sent, the answer), an answer with success. Raises ServerError."""
         from requests import RequestException
+        from urllib3.exceptions import HTTPError
         from urllib3.util import Retry
 
         connect_s = min(CONNECT_S, self.silence_s)
@@ -172,12 +174,12 @@ class Client:
             started = time.perf_counter()
             try:
                 response = _twice_if_closed(send)
-                if response.status_code == 200:
+                if response.status_code < 300:
                     return started, response
                 wait_s = Retry().get_retry_after(response.raw) if response.status_code in BUSY else None
                 if not patient or wait_s is None or time.monotonic() + wait_s > give_up:
                     raise self._refused(response, path, wait_s)
-            except RequestException as error:
+            except (RequestException, HTTPError) as error:
                 raise self._broken(error, 0, more_s) from error
             response.close()
             time.sleep(wait_s)
@@ -242,7 +244,15 @@ def _lines(response: Response) -> Iterator[tuple[float, bytes]]:
         nonlocal arrived
         count = read_into(buffer)
         arrived = time.perf_counter()
+        acknowledge()
         return count
+
+    def acknowledge() -> None:
+        """Acknowledge at once: a server with Nagle's algorithm waits for it, up to 40 ms, before it sends a next event."""
+        if hasattr(socket, "TCP_QUICKACK"):  # Linux; it holds for one acknowledgement
+            socket_file._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+
+    acknowledge()
 
     socket_file.readinto = timed
     rest = b""

@@ -167,6 +167,35 @@ def test_what_an_engine_cannot_run_is_refused_with_the_reason() -> None:
     assert registry()["llamacpp"].refuses(cell("llamacpp", "eagle3")) is None
 
 
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [("transformers", "confidence_threshold"), pytest.param("llamacpp", "p_min", marks=needs_llamacpp)],
+)
+def test_a_draft_that_is_not_sure_ends_early(toy_pair: PairFiles, name: str, option: str) -> None:
+    drafted, outputs = [], []
+    for threshold in (0.0, 0.7):
+        with registry()[name](replace(toy_pair, engine_options={name: {option: threshold}})) as engine:
+            (found,) = engine.generate(cell(name, "draft_model"), [PROMPTS[0]], max_new_tokens=33, seeds=[0])
+            assert engine.environment()["engine"]["options"][option] == threshold
+        outputs.append(found.tokens)
+        drafted.append(found.counts.drafted if found.counts else sum(entry.drafted for entry in found.rounds))
+    assert outputs[0] == outputs[1] and drafted[1] < drafted[0]
+
+
+def test_vllms_switches_reach_its_config(toy_pair: PairFiles) -> None:
+    options = registry()["vllm"].Options(num_speculative_tokens_per_batch_size=[(1, 8, 4), (9, 64, 1)], ngram_gpu=True)
+    config = speculation_of(cell("vllm", "ngram"), toy_pair, **options.of_speculation())["speculative_config"]
+    assert config["method"] == "ngram_gpu"
+    assert config["num_speculative_tokens_per_batch_size"] == [(1, 8, 4), (9, 64, 1)]
+    plain = registry()["vllm"].Options().of_speculation()
+    assert speculation_of(cell("vllm", "ngram"), toy_pair, **plain)["speculative_config"] == {
+        "method": "ngram",
+        "prompt_lookup_max": 3,
+        "prompt_lookup_min": 1,
+        "num_speculative_tokens": 4,
+    }
+
+
 def test_vllm_is_given_no_medusa_heads_that_it_cannot_load(toy_pair: PairFiles, tmp_path: Path) -> None:
     """Those of a cut vocabulary."""
     requested = cell("vllm", "medusa")

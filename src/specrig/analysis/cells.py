@@ -36,7 +36,7 @@ EXTRAS = [
     *["acceptance_rate_low", "acceptance_rate_high", "acceptance_length_low", "acceptance_length_high"],
     *["depth_acceptance_rate", "rounds", "cut_rounds", "target_share", "draft_share", "loop_share"],
     *["target_pass_ms", "repeated_4grams", "baseline_repeated_4grams", "distinct_2grams", "baseline_drift"],
-    *["freedom", "timing", "settled", "replicates", "drift", "drift_low", "drift_high", "digest"],
+    *["freedom", "timing", "settled", "replicates", "drift", "drift_low", "drift_high", "notes", "digest"],
 ]
 """The columns after `COLUMNS`. Later versions may add more, so read them by name. `energy.COLUMNS` follow where known.
 """
@@ -123,7 +123,7 @@ def intervals(cells: Mapping[str, list[Record]], times: Mapping[str, speedup.Tim
 
 
 def _row(records: list[Record], times: speedup.Times) -> dict[str, Any]:
-    cell = records[0].cell
+    cell, runs = records[0].cell, [run for record in records for run in (record.run, record.baseline)]
     measured = speedup.speedup(times)
     length = acceptance.acceptance_length(records)
     costs = cost_model.pass_costs(records)
@@ -157,8 +157,8 @@ def _row(records: list[Record], times: speedup.Times) -> dict[str, Any]:
         "loop_share": 1 - (costs.target_s + costs.draft_s) / decode_s if timed else float("nan"),
         "peak_memory_mb": max(record.run.peak_memory_mb for record in records) or float("nan"),
         "lossless": all(record.lossless for record in records),
-        "repeats": max(len(run.repeats) for record in records for run in (record.run, record.baseline)),
-        "timing": ", ".join(dict.fromkeys(run.timing for record in records for run in (record.run, record.baseline))),
+        "repeats": max(len(run.repeats) for run in runs),
+        "timing": ", ".join(dict.fromkeys(run.timing for run in runs)),
         "settled": sum(record.settled for record in records) / len(records),
         "rounds": acceptance.rounds(records),
         "cut_rounds": acceptance.cut_rounds(records),
@@ -166,6 +166,7 @@ def _row(records: list[Record], times: speedup.Times) -> dict[str, Any]:
         "baseline_repeated_4grams": repetition.repeated_ngrams(record.baseline.tokens for record in records),
         "distinct_2grams": repetition.distinct_in_each(records),
         "replicates": len({record.replicate for record in records}),
+        "notes": "; ".join(dict.fromkeys(note for run in runs for note in run.fallbacks)),
         "digest": records[0].digest,
         **energy.energy(times, records),
     }

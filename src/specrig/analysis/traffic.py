@@ -191,7 +191,9 @@ def _tpot(request: Request) -> float:
     later = len(request.tokens) - request.first_tokens
     if request.error or request.first_s is None:
         return math.inf
-    return (request.last_s - request.first_s) / later if later else 0.0
+    if not later:  # one token, or a stream that arrived at once
+        return 0.0 if len(request.tokens) == 1 else math.nan
+    return (request.last_s - request.first_s) / later
 
 
 TIMES = {
@@ -199,7 +201,7 @@ TIMES = {
     "tpot": _tpot,
     "latency": lambda request: math.inf if request.error else request.last_s - request.due_s,
 }
-"""Name -> seconds of a request; infinite where that did not come."""
+"""Name -> seconds of a request; infinite where that did not come, NaN where nobody knows."""
 ENDS = ("", "_low", "_high")
 COLUMNS = [
     *(*SETTING, "load", "side", "sent", "answered", "timed_out", "other_errors", "counted", "requests_per_s"),
@@ -253,12 +255,12 @@ def tokens_per_s(turns: Sequence[Turn]) -> Estimate:
 
 
 def percentile(values: NDArray[np.float64], blocks: NDArray[np.int64], percent: int) -> tuple[float, float, float]:
-    """(value, low, high) of a percentile; NaN where fewer than `TAIL` values lie beyond it.
+    """(value, low, high) of a percentile; NaN where fewer than `TAIL` values lie beyond it, or one is not known.
 
     The interval is Woodruff's (1952): that of the share of values below the percentile, whose units are blocks, read off
     the values' own distribution.
     """
-    if round(len(values) * (100 - percent) / 100, 9) < TAIL:
+    if round(len(values) * (100 - percent) / 100, 9) < TAIL or np.isnan(values).any():
         return (math.nan, *UNKNOWN)
     ordered = np.sort(values)
     value = float(np.quantile(ordered, percent / 100, method="inverted_cdf"))

@@ -110,6 +110,8 @@ class Native(WeightsEngine):
         callback: TokenCallback | None = None,
     ) -> list[Generation]:
         """See `Engine`. callback: is called with the tokens of every round (`decoding.types.TokenCallback`)."""
+        if not prompts:
+            return []
         from specrig.decoding.loop import generate
 
         key = _key(cell)

@@ -12,12 +12,15 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from pydantic import Field
+
 from specrig.cell import Cell, digest
 from specrig.decoding.types import Generation, Round
 from specrig.engines.base import WeightsEngine, foreign, lacks
 from specrig.models import needs
 from specrig.models.pair import PairFiles
 from specrig.runtime.types import Passes, add_passes
+from specrig.settings import Settings
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -108,6 +111,13 @@ class Transformers(WeightsEngine):
         "ngram": "transformers takes the earliest match of the longest suffix, the native method the latest",
     }
 
+    class Options(Settings):
+        """How transformers drafts."""
+
+        confidence_threshold: float = Field(0.0, ge=0, le=1)
+        """A draft of a model ends behind a token that the draft gives less than this probability (transformers'
+        `assistant_confidence_threshold`, .4 by its own default); 0: every draft has k tokens."""
+
     def __init__(self, pair: PairFiles, *, device: str = "cpu", threads: int | None = None) -> None:
         super().__init__(pair, device=device, threads=threads)
         import torch
@@ -149,6 +159,8 @@ class Transformers(WeightsEngine):
         self, cell: Cell, prompts: Sequence[Sequence[int]], *, max_new_tokens: int, seeds: Sequence[int]
     ) -> list[Generation]:
         """See `Engine`. A batch samples from one stream, which its seeds start together."""
+        if not prompts:
+            return []
         import torch
 
         from specrig.decoding.loop import stop_at
@@ -227,7 +239,7 @@ class Transformers(WeightsEngine):
         settings = self._assistant.generation_config
         settings.num_assistant_tokens = cell.k
         settings.num_assistant_tokens_schedule = "constant"
-        settings.assistant_confidence_threshold = 0.0
+        settings.assistant_confidence_threshold = self.options.confidence_threshold
         return self._assistant
 
     def _plain(self, part: str) -> Any:

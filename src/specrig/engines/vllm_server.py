@@ -89,7 +89,7 @@ class VllmServer(LaunchingEngine):
 
     def _key(self, cell: Cell) -> tuple[str, dict[str, Any]]:
         """(digest, argument) of the cell's speculation. A server reports no request's steps."""
-        found = speculation_of(cell, self.pair, self.options.draft_sampling)
+        found = speculation_of(cell, self.pair, **self.options.of_speculation())
         speculation = {name: value for name, value in found.items() if name == "speculative_config"}
         return digest(speculation), speculation
 

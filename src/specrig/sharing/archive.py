@@ -28,7 +28,7 @@ from specrig.measurement.traffic.records import FOLDER as TRAFFIC
 from specrig.report.machine import model_rows
 from specrig.report.study_data import MeasuredJob, StudyData
 from specrig.sharing.manifest import FILE, PublicationError
-from specrig.sharing.scrub import scrub_text, scrubbed, without_addresses
+from specrig.sharing.scrub import SERVER, scrub_text, scrubbed, without_addresses
 
 ARCHIVE, STUDY, MODELS, SCORES = "records.tar.xz", "study.json", "models.json", "scores.jsonl"
 TABLES = ("pairs", "tasks", "reported")
@@ -45,7 +45,12 @@ def pack(study: StudyData, scores: Sequence[Score], folder: Path, names: Sequenc
     names: replaced in all texts; absolute paths are reduced to their last part (see `scrub`).
     """
     left_out = ["prompts and references of every task"]
-    servers = [{**without_addresses(server), "api_key_env": None} for server in study.config.get("servers") or []]
+    # The same address twice is another study than two addresses, so each keeps a number.
+    urls = list(dict.fromkeys(server["url"] for server in study.config.get("servers") or []))
+    servers = [
+        without_addresses(server) | {"url": f"{SERVER}-{urls.index(server['url']) + 1}", "api_key_env": None}
+        for server in study.config.get("servers") or []
+    ]
     tables = {name: _pack_table(study, name, folder, names) for name in TABLES}
     public = {**study.config, "servers": servers, "results": "results", "reports": "reports", "tables": tables}
     _write_json(folder / STUDY, scrubbed(public, names))

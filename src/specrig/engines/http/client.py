@@ -22,7 +22,7 @@ from specrig.models import hub
 from specrig.models.endpoint import Endpoint
 from specrig.models.pair import PairFiles
 
-STREAMED = 0.5
+STREAMED = 0.25
 """Where fewer reads than this share of an answer's rounds brought its tokens, something between gathers them."""
 GATHERED = (
     "answers arrive in a few pieces, so there is no time per token and no speedup: let the server, and each proxy before "
@@ -153,6 +153,8 @@ class HttpEngine(TokenizerEngine):
         self, cell: Cell, prompts: Sequence[Sequence[int]], *, max_new_tokens: int, seeds: Sequence[int]
     ) -> list[Generation]:
         """See `Engine`."""
+        if not prompts:
+            return []
         self.ready(cell)
 
         alone = len(prompts) == 1

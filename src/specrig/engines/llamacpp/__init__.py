@@ -62,6 +62,9 @@ class LlamaCpp(LaunchingEngine):
         """
         draft_sampling: Literal["greedy", "probabilistic"] = "greedy"
         """How drafts are drawn above temperature 0."""
+        p_min: float = Field(0.0, ge=0, le=1)
+        """A draft ends before a token that the draft gives less than this probability (llama.cpp's `--draft-p-min`); 0:
+        every draft has k tokens."""
         context: int = Field(8192, ge=1)
         """Positions for each prompt and its output, at most; fewer where the model has fewer."""
 
@@ -113,6 +116,7 @@ class LlamaCpp(LaunchingEngine):
         elif known.method:
             probabilistic = self.options.draft_sampling == "probabilistic" and cell.temperature > 0
             speculation = {"type": known.method, "draft": self._file(known.part), "probabilistic": probabilistic}
+            speculation["p_min"] = self.options.p_min
         return {
             "model": self._file("target"),
             "context": min(filter(None, (gate.context(pair), pair.max_model_len, self.options.context))),

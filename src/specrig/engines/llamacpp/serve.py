@@ -42,7 +42,7 @@ def speculate(found: Any, speculation: dict[str, Any] | None, types: Any) -> Non
         return
     found.types = [getattr(types, "COMMON_SPECULATIVE_TYPE_" + speculation["type"].upper().replace("-", "_"))]
     k = speculation["k"]
-    found.draft.n_max, found.draft.n_min, found.draft.p_min = k, 0, 0.0
+    found.draft.n_max, found.draft.n_min, found.draft.p_min = k, 0, speculation.get("p_min", 0.0)
     if "draft" in speculation:
         found.draft.mparams.path = speculation["draft"]
         found.draft.probabilistic = speculation["probabilistic"]

@@ -24,7 +24,7 @@ from specrig.engines.logs import EngineLog
 from specrig.engines.vllm import cpu_sampling
 from specrig.engines.vllm.arguments import arguments
 from specrig.engines.vllm.processes import Processes, intel_openmp, placing, quiet_llvmlite, resident_mb
-from specrig.engines.vllm.speculation import ARCTIC, Request, speculation_of
+from specrig.engines.vllm.speculation import ARCTIC, Request, Schedule, speculation_of
 from specrig.models.pair import PairFiles
 from specrig.settings import Settings
 
@@ -80,6 +80,16 @@ class Vllm(WeightsEngine):
         """
         max_num_seqs: int = Field(256, ge=1)
         """Requests that decode at once, at most."""
+        num_speculative_tokens_per_batch_size: Schedule | None = None
+        """How many tokens vLLM drafts by how many requests decode at once: a list of [smallest, largest, tokens], each up
+        to the cell's k; null: always k."""
+        ngram_gpu: bool = False
+        """Look n-grams up on the GPU, for all rows of a batch at once (vLLM's method `ngram_gpu`)."""
+
+        def of_speculation(self) -> dict[str, Any]:
+            """Keyword arguments of `speculation_of`."""
+            schedule = self.num_speculative_tokens_per_batch_size
+            return {"draft_sampling": self.draft_sampling, "schedule": schedule, "ngram_gpu": self.ngram_gpu}
 
         @field_validator("cpu_sampling", mode="before")
         @classmethod
@@ -116,6 +126,8 @@ class Vllm(WeightsEngine):
         self, cell: Cell, prompts: Sequence[Sequence[int]], *, max_new_tokens: int, seeds: Sequence[int]
     ) -> list[Generation]:
         """See `Engine`. After a failure the engine is closed, and the next cell starts a new one."""
+        if not prompts:
+            return []
         started = self._ready(cell)
         try:
             with started.log.captured():
@@ -190,7 +202,7 @@ class Vllm(WeightsEngine):
 
         One that speculates replaces the last one. On a CPU the baseline's stays beside it and serves both of its turns.
         """
-        speculation = speculation_of(cell, self.pair, self.options.draft_sampling)
+        speculation = speculation_of(cell, self.pair, **self.options.of_speculation())
         key, beside = digest(speculation), self.options.multiprocessing and self.device == "cpu"
         for started in (self._baseline, self._speculating):
             if started is not None and started.key == key:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +22,9 @@ ARCTIC = (
     "pip install --no-build-isolation --no-deps arctic-inference==0.1.1"
 )
 """How to install arctic-inference. Without `--no-build-isolation` its build would fetch an older torch of its own."""
+
+Schedule = list[tuple[int, int, int]]
+"""(smallest, largest batch, tokens to draft) of each range of batch sizes."""
 
 
 def _model(cell: Cell, pair: PairFiles, part: str) -> dict[str, Any]:
@@ -45,11 +48,13 @@ def _model(cell: Cell, pair: PairFiles, part: str) -> dict[str, Any]:
     return {"model": str(understood("vllm", cell.method, folder)), **revision}
 
 
-def speculation_of(cell: Cell, pair: PairFiles, draft_sampling: str) -> dict[str, Any]:
+def speculation_of(
+    cell: Cell, pair: PairFiles, draft_sampling: str, *, schedule: Schedule | None = None, ngram_gpu: bool = False
+) -> dict[str, Any]:
     """Arguments of `vllm.LLM` for the cell's speculation, with a report of each request's steps; empty for a baseline.
 
-    draft_sampling: how methods that sample drafts do so above temperature 0. Raises EngineError where the pair
-    lacks a part.
+    draft_sampling: how methods that sample drafts do so above temperature 0. schedule, ngram_gpu: see `Vllm.Options`.
+    Raises EngineError where the pair lacks a part, and where the installed vLLM lacks a key.
     """
     known = foreign("vllm")[cell.method]
     if not known.method:
@@ -59,10 +64,33 @@ def speculation_of(cell: Cell, pair: PairFiles, draft_sampling: str) -> dict[str
     config = {"method": known.method, **model, **known.keys, **options, "num_speculative_tokens": cell.k}
     if known.sampled:
         config["draft_sample_method"] = draft_sampling
+    if known.method == "ngram" and ngram_gpu:
+        config["method"] = "ngram_gpu"
+    if schedule is not None:
+        config["num_speculative_tokens_per_batch_size"] = schedule
     if (alpha := pair.simulated_acceptance) is not None:
         rates = [alpha**depth for depth in range(1, cell.k + 1)]
         config |= {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": rates}
+    _check_installed(config)
     return {"speculative_config": config, "per_request_spec_decode_metrics": "detailed"}
+
+
+def _check_installed(config: dict[str, Any]) -> None:
+    """Raise EngineError for a key or method that the installed vLLM does not have; where none is installed, it is not
+    started either.
+    """
+    try:
+        from vllm.config import speculative
+    except ImportError:
+        return
+    lacking = config.keys() - {entry.name for entry in fields(speculative.SpeculativeConfig)}
+    if not lacking and config["method"] == "ngram_gpu" and not hasattr(speculative, "NgramGPUTypes"):
+        lacking = {"ngram_gpu"}
+    if lacking:
+        raise EngineError(
+            f"the vLLM installed here has no {', '.join(sorted(lacking))}: leave it out of `engine_options`, or install a "
+            "newer one"
+        )
 
 
 @dataclass(slots=True)

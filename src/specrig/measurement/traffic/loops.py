@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 
 from specrig.engines.base import EngineError
-from specrig.engines.http.client import CONNECTIONS, Completion, TimedOutError
+from specrig.engines.http.client import Completion
 from specrig.errors import first_line
+from specrig.http_client import CONNECTIONS, TimedOutError
 from specrig.measurement.traffic.records import Request
 
 Send = Callable[[int], Completion]
@@ -31,9 +32,11 @@ GIVE_UP = 8
 class Requests:
     """The requests of one turn: the next number, the outcome of each, and when the turn is over."""
 
-    def __init__(self, send: Send, prompt_ids: Sequence[str], *, warmup: int, counted: int, at_once: int) -> None:
-        """warmup, counted: how many; at_once: how many are under way in a closed loop."""
-        self._send, self._prompt_ids = send, prompt_ids
+    def __init__(
+        self, send: Send, prompt_ids: Sequence[str], *, warmup: int, counted: int, at_once: int, k: int = 0
+    ) -> None:
+        """warmup, counted: how many; at_once: how many are under way in a closed loop; k: most tokens drafted a round."""
+        self._send, self._prompt_ids, self._k = send, prompt_ids, k
         self._warmup, self._counted, self._at_once = warmup, counted, at_once
         self._cool_down = max(counted, 2 * at_once)  # so many may be answered before the last one that counts is
         self._lock, self._began = Lock(), time.perf_counter()
@@ -81,10 +84,10 @@ class Requests:
             reply = self._send(number)
             if not reply.tokens:
                 raise EngineError("the answer held no token")
-            times = {"first_s": sent + reply.arrivals[0][0], "last_s": sent + reply.arrivals[-1][0]}
-            made = Request.model_validate(
-                about | times | {"first_tokens": reply.arrivals[0][1], "tokens": reply.tokens}
-            )
+            # What was not streamed round by round came at once, at the end.
+            (first, early), (last, _) = reply.arrivals[-1 if reply.gathered(self._k) else 0], reply.arrivals[-1]
+            times = {"first_s": sent + first, "last_s": sent + last, "first_tokens": early}
+            made = Request.model_validate(about | times | {"tokens": reply.tokens})
         except EngineError as error:
             why = {"error": first_line(error), "timed_out": isinstance(error, TimedOutError)}
             made = Request.model_validate(about | why | {"last_s": self.clock()})

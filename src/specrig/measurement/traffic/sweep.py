@@ -186,6 +186,7 @@ def _turn(
         warmup=max(plan.traffic.warmup, at_once),
         counted=counted,
         at_once=at_once,
+        k=cell.k,
     )
     if point.loop == "closed":
         closed_loop(requests, at_once)
