@@ -34,7 +34,12 @@ def study(**changes: object) -> Study:
 
 def test_a_measuring_job_asks_for_its_pairs_memory_and_its_cells_time(workplace: Path) -> None:
     both = study(
-        pairs=["llama31_8b", "embedded"], device="cuda", jobs="method", prompts=8, repeats=64, max_new_tokens=256
+        pairs=["llama31_8b", "embedded"],
+        device="cuda",
+        jobs="method",
+        prompts=8,
+        max_new_tokens=256,
+        repeats={"least": 64, "most": 64},
     )
     sizes = {size.pair: size for size in pair_sizes(both)}
     demands = {process: measuring_demand(both, process, sizes[process[1]]) for process in both.grid.jobs}

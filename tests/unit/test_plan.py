@@ -75,9 +75,9 @@ def test_sizes_of_a_known_pair(workplace: Path) -> None:
     recipe = study.training
     assert embedded.target.parameters == recipe.target.parameters(recipe.vocabulary)
     spent, assumption = hours(study, [llama, embedded])
-    # 6 cells and 2 baselines, one a task, of 2 prompts × 16 tokens and 16 of warm-up, 15 GB a pass at 1.2 TB/s (of the
+    # 6 cells and 2 baselines, one a task, of 2 prompts × 2 repeats × 16 tokens and 16 of warm-up, 15 GB a pass at 1.2 TB/s (of the
     # input's table only rows are read); one loading of 18.5 GB.
-    by_hand = 8 * (2 * 16 + 16) * 2 * (8_030_261_248 - 128_256 * 4096) / 1.2e12 + llama.weight_bytes / 1e9
+    by_hand = 8 * (2 * 2 * 16 + 16) * 2 * (8_030_261_248 - 128_256 * 4096) / 1.2e12 + llama.weight_bytes / 1e9
     assert spent * 3600 == pytest.approx(by_hand, rel=0.05)
     assert "2,000 GB/s (an A100 80 GB)" in assumption
 

@@ -122,7 +122,7 @@ def test_a_race_that_was_interrupted_goes_on(
     assert {record.prompt_id for record in last} == {"1", "2", "3", "4"}
     finalists = {(record.cell.method, record.cell.k) for record in last}
     assert len(finalists) == 2 and (tuned["choice"]["cell"]["method"], tuned["choice"]["cell"]["k"]) in finalists
-    assert (tuned["measured"], tuned["grid"]) == (5 + 3 * 4, 5 * 8)
+    assert (tuned["measured"], tuned["grid"]) == (2 * (5 + 3 * 4), 2 * 5 * 8)
     assert all(record.run.tokens == record.baseline.tokens for record in first + last)
     assert not Path("results/letters/records").exists(), "a study's own records are left alone"
 
