@@ -85,7 +85,7 @@ def main() -> None:
 def prepared_study(work: Path, prompts: int, tokens: int) -> Path:
     """The results folder of a study whose models and prompts are made, and nothing is measured."""
     config = yaml.safe_load(BASE.read_text()) | {"study": "source", "methods": METHODS, "prompts": prompts}
-    config |= {"max_new_tokens": tokens, "results": str(work), "reports": str(work / "reports"), "replicates": 1}
+    config |= {"max_new_tokens": tokens, "results": str(work), "reports": str(work / "reports")}
     work.mkdir(parents=True, exist_ok=True)
     (work / "study.yaml").write_text(yaml.safe_dump(config))
     omitted = ["-O", "measure", "audit_exact"]

@@ -282,8 +282,7 @@ def test_sizes_are_known_or_not_but_never_an_error(config: dict[str, object]) ->
         ({}, 12),
         ({"methods": [{"method": "draft_model", "k": [2, 4]}, {"method": "ngram", "k": 2, "n": 2}]}, 4),
         ({"methods": [{"method": "draft_model", "k": [2, 4, 8]}, {"method": "ngram", "k": [2, 4, 6]}]}, 10),
-        ({"replicates": 1}, 12),
-        ({"replicates": 3}, 0),
+        ({"repeats": {"least": 3}}, 0),
         ({"prompts": 5}, 0),
         ({"max_new_tokens": 49}, 0),
     ],
@@ -291,9 +290,7 @@ def test_sizes_are_known_or_not_but_never_an_error(config: dict[str, object]) ->
 def test_plan_counts_the_cells_that_are_measured(
     changes: dict[str, object], measured: int, workplace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_study(
-        workplace / "results/own", methods=("draft_model", "ngram"), tasks=("code", "translation"), replicates=2
-    )
+    write_study(workplace / "results/own", methods=("draft_model", "ngram"), tasks=("code", "translation"))
     config = json.loads(Path("results/own/study.json").read_text()) | changes
     Path("configs/own.yaml").write_text(json.dumps(config))
     plan = plan_of(load_study(Path("configs/own.yaml")))
@@ -320,14 +317,14 @@ def test_plan_counts_no_cell_whose_task_has_another_row(workplace: Path) -> None
 
 
 def test_plan_counts_no_cell_whose_records_are_gone_or_failed(workplace: Path) -> None:
-    write_study(workplace / "results/own", methods=("ngram",), tasks=("code",), replicates=2)
+    write_study(workplace / "results/own", methods=("ngram",), tasks=("code",))
     folder = Path("results/own/records/native/embedded/ngram")
     Path("configs/own.yaml").write_text(Path("results/own/study.json").read_text())
     study = load_study(Path("configs/own.yaml"))
     assert cells_measured(study) == 3
     index = json.loads((folder / "index.json").read_text())
     gone, failed, _ = index["cells"]
-    (folder / "replicate-1" / index["cells"][gone]["records"]).unlink()
+    (folder / index["cells"][gone]["records"]).unlink()
     assert cells_measured(study) == 2
     (folder / "index.json").write_text(json.dumps(index | {"failed": {failed: "killed"}}))
     assert cells_measured(study) == 1

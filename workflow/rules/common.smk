@@ -60,9 +60,6 @@ if not workflow.deployment_settings.deployment_method:
 if PREFIX:
     shell.prefix(f"set -euo pipefail; {PREFIX}")
 
-# Priority of the first replicate and of all jobs that it waits for; later ones have less (`measuring_priority`).
-FIRST = STUDY.replicates
-
 ROOT = str(STUDY.root)
 STUDY_FILE = f"{ROOT}/study.json"
 REPORT = str(STUDY.report)
@@ -75,8 +72,7 @@ TRACKED = f"{ROOT}/tracked.txt"
 TRACKING_STORE = digest(os.environ.get("MLFLOW_TRACKING_URI", ""))
 PROMPTS = [f"{ROOT}/prompts/{task}.jsonl" for task in PROMPT_FILES]
 MEASURED = [
-    f"{ROOT}/measured/{engine}/{pair}/{process}{f'-{number}' if number else ''}"
-    for number in range(STUDY.replicates)
+    f"{ROOT}/measured/{engine}/{pair}/{process}"
     for engine, pair, process in STUDY.grid.jobs
 ]
 UNDER_LOAD = [
@@ -118,7 +114,6 @@ wildcard_constraints:
     source="|".join(map(re.escape, STUDY.grid.converted)) or "-",
     method="|".join(METHODS),
     process="|".join([TOGETHER, *METHODS]),
-    again=r"(-[1-9]\d*)?",
 
 
 def begin():

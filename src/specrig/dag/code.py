@@ -7,7 +7,7 @@ from specrig.measurement.plan import MEASURING, job_digest
 from specrig.provenance.digests import code_digest
 
 TRAINING = ("corpus", "heads", "models", "runtime", "tasks", "training")
-TABLES = ("analysis", "results", "reporting")
+TABLES = ("analysis", "report")
 STAGES = {
     "convert": ("models",),
     "corpus": ("corpus",),
@@ -19,7 +19,7 @@ STAGES = {
     "figures": TABLES,
     "report": TABLES,
     "paper": TABLES,
-    "track": ("analysis", "results", "tracking"),
+    "track": ("analysis", "report", "tracking"),
 }
 """Stage -> the packages that it uses."""
 
