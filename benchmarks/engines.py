@@ -31,9 +31,11 @@ from specrig.decoding.drafters import registry as methods
 from specrig.decoding.types import Generation
 from specrig.engines import registry
 from specrig.engines.base import Engine
-from specrig.measurement.machine_state import REST_S
 from specrig.models import gguf
 from specrig.models.pair import PairFiles
+
+REST_S = 0.3
+"""Seconds after which another process has left the processors: OpenMP threads of vLLM spin for 0.2 s."""
 
 
 def pair_of(model: str, dtype: str, folder: Path) -> PairFiles:

@@ -95,7 +95,7 @@ def outputs(folder: Path) -> dict[Any, Any]:
     of all that decides them.
     """
     return {
-        (record.cell.name, record.prompt_id, record.repeat, record.replicate): (
+        (record.cell.name, record.prompt_id): (
             record.seed,
             record.digest,
             record.text,

@@ -73,4 +73,4 @@ def letters(workplace: Path) -> Path:
     prompts = ["thequickbrownfox", "jumpsoverthelazydog", "andrunsandruns"]
     methods = [{"method": "draft_model", "k": [2, 3]}, {"method": "ngram", "k": 3}, {"method": "suffix", "k": 3}]
     table = "pair\ttarget\tdraft\ntiny\ttarget\tdraft\n"
-    return own_study("letters", table, prompts, methods=methods, max_new_tokens=16, replicates=1)
+    return own_study("letters", table, prompts, methods=methods, max_new_tokens=16)

@@ -12,7 +12,7 @@ import yaml
 
 from specrig.cell import Cell, digest
 from specrig.measurement.blocks import seed_of
-from specrig.measurement.records import Record, Repeat, Rounds, Run, replicate_folder, write_records
+from specrig.measurement.records import Record, Repeat, Rounds, Run, write_records
 
 TARGET_PASS_S = 6e-3
 DRAFT_PASS_S = 5e-4
@@ -85,11 +85,9 @@ def repeated(run: Run) -> Run:
     return run.model_copy(update={"repeats": repeats, "timing": "rounds", "decode_s": decode_s})
 
 
-def cell_records(
-    cell: Cell, *, alpha: float, prompts: int = 6, length: int = 64, seed: int = 0, replicate: int = 0
-) -> list[Record]:
-    """Records of one cell's replicate; `alpha` varies a little by prompt, as texts do."""
-    random = np.random.default_rng([seed + 1000 * replicate, int(digest(cell.model_dump())[:8], 16)])
+def cell_records(cell: Cell, *, alpha: float, prompts: int = 6, length: int = 64, seed: int = 0) -> list[Record]:
+    """Records of one cell; `alpha` varies a little by prompt, as texts do."""
+    random = np.random.default_rng([seed, int(digest(cell.model_dump())[:8], 16)])
     hit_rate = 0.5 if cell.method == "ngram" else 1.0
     records = []
     for prompt in range(prompts):
@@ -104,7 +102,6 @@ def cell_records(
                 digest=digest(cell.model_dump()),
                 prompt_id=f"{cell.task}-{prompt}",
                 group=prompt,
-                replicate=replicate,
                 seed=seed_of(seed, cell.task, f"{cell.task}-{prompt}"),
                 prompt_tokens=20,
                 text="synthetic <text> & more",
@@ -132,7 +129,6 @@ def write_study(
     engines: Iterable[str] = ("native",),
     prompts: int = 4,
     length: int = 48,
-    replicates: int = 1,
 ) -> Path:
     """A whole synthetic results folder: study.json, records with indexes and environments. Returns `folder`."""
     methods, ks, tasks, pairs, engines = list(methods), list(ks), list(tasks), list(pairs), list(engines)
@@ -147,7 +143,6 @@ def write_study(
         "temperatures": list(temperatures),
         "prompts": prompts,
         "max_new_tokens": length,
-        "replicates": replicates,
     }
     (folder / "study.json").write_text(json.dumps(config))
     for engine in engines:
@@ -159,8 +154,7 @@ def write_study(
                     for task in tasks
                     for temperature in temperatures
                 ]
-                for replicate in range(replicates):
-                    write_job(folder, cells, prompts=prompts, length=length, replicate=replicate)
+                write_job(folder, cells, prompts=prompts, length=length)
     return folder
 
 
@@ -196,7 +190,6 @@ def write_grid(folder: Path, *, pairs: int, tasks: int, reported: Path | None = 
         ],
         "prompts": 4,
         "max_new_tokens": 48,
-        "replicates": 1,
         "device": "cpu",
         "tables": {
             "pairs": str(folder / "pairs.tsv"),
@@ -208,18 +201,14 @@ def write_grid(folder: Path, *, pairs: int, tasks: int, reported: Path | None = 
     return folder / "study.yaml"
 
 
-def write_job(
-    folder: Path, cells: list[Cell], *, prompts: int = 4, length: int = 48, seed: int = 0, replicate: int = 0
-) -> None:
-    """The folder of a job's replicate: a record file a cell, index.json and environment.json."""
-    job = replicate_folder(folder / "records" / Path(*cells[0].method_key), replicate)
+def write_job(folder: Path, cells: list[Cell], *, prompts: int = 4, length: int = 48, seed: int = 0) -> None:
+    """The folder of a job: a record file a cell, index.json and environment.json."""
+    job = folder / "records" / Path(*cells[0].method_key)
     index: dict[str, dict] = {"cells": {}, "failed": {}}
     for cell in cells:
         alpha = float(np.clip(ALPHAS.get(cell.task, 0.6) + SHIFTS.get(cell.method, 0.0), 0.05, 0.95))
         path = job / f"{cell.slug}.jsonl"
-        write_records(
-            path, cell_records(cell, alpha=alpha, prompts=prompts, length=length, seed=seed, replicate=replicate)
-        )
+        write_records(path, cell_records(cell, alpha=alpha, prompts=prompts, length=length, seed=seed))
         index["cells"][cell.slug] = {
             "records": path.name,
             "sha256": sha256(path.read_bytes()).hexdigest(),

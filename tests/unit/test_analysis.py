@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
-from typing import cast
 
 import numpy as np
 import pandas as pd
@@ -246,12 +244,6 @@ def test_repeated_ngrams() -> None:
     assert repetition.repeated_ngrams([[1, 2, 3, 4], [1, 2, 3, 4]]) == 0  # within an output, not between outputs
     assert math.isnan(repetition.repeated_ngrams([[1, 2, 3]]))
     assert repetition.distinct_ngrams([[1, 1, 1], [1, 1, 2]]) == pytest.approx(2 / 4)
-    twice = [
-        cast("Record", SimpleNamespace(replicate=replicate, repeat=0, run=SimpleNamespace(tokens=tokens)))
-        for replicate in range(2)
-        for tokens in ([1, 1, 1], [1, 1, 2])
-    ]
-    assert repetition.distinct_in_each(twice) == pytest.approx(2 / 4), "a replicate says the same again"
 
 
 def test_cells_table_columns_and_values() -> None:

@@ -268,7 +268,7 @@ def study(workplace: Path) -> Callable[..., Path]:
 
     def made(text: str, row: dict[str, str] | None = None, prompts: tuple[str, ...] = ("one two", "three"), **keys: Any) -> Path:  # fmt: skip
         tokenizer(text, adds="<s>").save_pretrained("target")
-        settings: dict[str, Any] = {"methods": [{"method": "ngram", "k": 3}], "max_new_tokens": 8, "replicates": 1}
+        settings: dict[str, Any] = {"methods": [{"method": "ngram", "k": 3}], "max_new_tokens": 8}
         file = own_study("mine", "pair\ttarget\ntiny\ttarget\n", prompts, **(settings | keys))
         columns = {"task": "own", "source": "prompts.jsonl", "chat": "yes"} | (row or {})
         Path("configs/tasks.tsv").write_text("\t".join(columns) + "\n" + "\t".join(columns.values()) + "\n")

@@ -71,6 +71,7 @@ def cell(**fields: object) -> dict[str, object]:
         "temperature": 0.0,
         "batch_size": 1,
         "prompts": 8,
+        "freedom": 7 + 4,
     }
     base |= {
         "target": LLAMA,
@@ -209,9 +210,9 @@ def test_a_mean_over_tasks_joins_to_the_measured_mean() -> None:
         and found.measured == pytest.approx(mean)
         and "mean of spec_bench_mt_bench, " in found.cell
     )
-    # Six independent tasks of 8 prompts, each known to a factor 1.1 by t(0.975) with 7 degrees of freedom: their mean
-    # has 42 of them.
-    factor = 1.1 ** (6**-0.5 * scipy.stats.t.ppf(0.975, 42) / scipy.stats.t.ppf(0.975, 7))
+    # Six independent tasks of 8 prompts, each known to a factor 1.1 by t(0.975) with 11 degrees of freedom: their
+    # mean has 66 of them.
+    factor = 1.1 ** (6**-0.5 * scipy.stats.t.ppf(0.975, 66) / scipy.stats.t.ppf(0.975, 11))
     assert (found.low, found.high) == pytest.approx((mean / factor, mean * factor))
     assert "spec_bench_rag" in found.reason and "writing" not in found.reason
     row, _ = benchmark(metric="acceptance_length", low=2.8)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import pandas as pd
 import pytest
 
-from specrig.analysis.cross_fitting import cross_fit
-from specrig.analysis.statistics import average, mean, mean_interval, moderated, ratio
+from specrig.analysis.statistics import average, mean, moderated, ratio
 
 SAMPLES = 1_500
 
@@ -54,50 +52,3 @@ def test_a_task_alone_has_students_interval() -> None:
     assert alone.interval() == pytest.approx((3 - 2.7764 * np.sqrt(0.5), 3 + 2.7764 * np.sqrt(0.5)), rel=1e-4)
     two, five = moderated([mean([1.0, 2.0]), mean([1, 2, 3, 4, 5])])
     assert np.isnan(two.interval()).all() and not np.isnan(five.interval()).any(), "two prompts give no interval"
-
-
-def noise(random: np.random.Generator, prompts: int, ks: int = 7) -> dict[int, dict[str, pd.Series]]:
-    """A grid of k's that are all alike: log speedup 0, prompts differ, and each measurement has its own noise."""
-    own = 0.1 * random.standard_normal(prompts)
-    return {k: {"code": pd.Series(own + 0.1 * random.standard_normal(prompts))} for k in range(2, 2 + ks)}
-
-
-def test_the_best_of_alike_ks_is_flattered_and_cross_fitting_is_not() -> None:
-    random = np.random.default_rng(0)
-    naive, judged, held = [], [], 0
-    for _ in range(400):
-        grid = noise(random, 8)
-        naive.append(max(logs["code"].mean() for logs in grid.values()))
-        found = cross_fit(grid)
-        assert found is not None and len(found.logs["code"]) == 8
-        judged.append(found.logs["code"].mean())
-        low, high = mean_interval(found.logs["code"])
-        held += low <= 0 <= high
-    error = np.std(judged) / np.sqrt(len(judged))
-    assert np.exp(np.mean(judged)) == pytest.approx(1.0, abs=3 * error) and error < 0.005
-    assert np.exp(np.mean(naive)) > 1.03
-    assert 0.92 <= held / 400 <= 0.98
-
-
-def test_each_half_is_judged_at_the_k_of_the_other() -> None:
-    """Even prompts like k = 2, odd ones k = 4: each is judged at what it does not like."""
-    even = np.arange(6) % 2 == 0
-    grid = {2: {"code": pd.Series(np.where(even, 1.0, 0.0))}, 4: {"code": pd.Series(np.where(even, 0.0, 1.0))}}
-    found = cross_fit(grid)
-    assert found is not None and found.ks == (2, 4)
-    assert sorted(found.logs["code"].index) == list(range(6)) and (found.logs["code"] == 0).all()
-    assert cross_fit({2: grid[2]}) is None, "nothing to choose"
-    assert cross_fit({k: {"code": logs["code"][:1]} for k, logs in grid.items()}) is None, "nobody to judge"
-
-
-def test_a_half_chooses_among_the_ks_that_ran_every_task() -> None:
-    prompts = pd.Series(np.zeros(4))
-    grid = {
-        2: {"code": prompts, "story": prompts},
-        4: {"code": prompts + 0.1, "story": prompts + 0.1},
-        8: {"code": prompts + 1},
-    }
-    found = cross_fit(grid)
-    assert found is not None and found.ks == (4, 4) and set(found.logs) == {"code", "story"}
-    colder = cross_fit(grid, {k: {task: -logs for task, logs in tasks.items()} for k, tasks in grid.items()})
-    assert colder is not None and colder.ks == (4, 4) and mean(colder.logs["code"]).value == pytest.approx(-0.1)

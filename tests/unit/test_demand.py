@@ -34,8 +34,15 @@ def study(**changes: object) -> Study:
 
 def test_a_measuring_job_asks_for_its_pairs_memory_and_its_cells_time(workplace: Path) -> None:
     methods = [{"method": "draft_model", "k": [2, 4]}, {"method": "ngram", "k": 3}]
-    pairs = ["llama31_8b", "tiny"]
-    both = study(pairs=pairs, methods=methods, device="cuda", jobs="method", prompts=8, repeats=64, max_new_tokens=256)
+    both = study(
+        methods=methods,
+        pairs=["llama31_8b", "tiny"],
+        device="cuda",
+        jobs="method",
+        prompts=8,
+        max_new_tokens=256,
+        repeats={"least": 64, "most": 64},
+    )
     sizes = {size.pair: size for size in pair_sizes(both)}
     demands = {process: measuring_demand(both, process, sizes[process[1]]) for process in both.grid.jobs}
     assert len(demands) == 4

@@ -27,7 +27,7 @@ def test_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:
 def test_a_failed_audit_is_struck_where_names_look_like_numbers(letters: Path) -> None:
     table = "pair\ttarget\tdraft\n" + "".join(f"{name}\ttarget\tdraft\n" for name in PAIRS)
     methods = [{"method": "ngram", "k": 3}]
-    keys = {"methods": methods, "max_new_tokens": 8, "replicates": 1, "audit_samples": 1000}
+    keys = {"methods": methods, "max_new_tokens": 8, "audit_samples": 1000}
     config = own_study("names", table, ["thequick", "brownfox"], task=TASKS[0], **keys)
     lines = Path("configs/tasks.tsv").read_text() + "".join(f"{name}\tprompts.jsonl\n" for name in TASKS[1:])
     Path("configs/tasks.tsv").write_text(lines)

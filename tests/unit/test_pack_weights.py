@@ -58,10 +58,8 @@ def test_a_card_says_what_the_weights_are(tmp_path: Path, monkeypatch: pytest.Mo
     ]
     (models / "medusa/training.jsonl").write_text("".join(json.dumps(line) + "\n" for line in curve))
     (study.root / "tables").mkdir()
-    header = (
-        "pair,method,k,task,temperature,batch_size,prompts,acceptance_length,speedup,speedup_low,speedup_high,disturbed"
-    )
-    rows = [f"{pair},medusa,4,code,0,1,8,2.5,1.456,1.3,1.6,{why}" for pair, why in (("tiny", "steal"), ("other", ""))]
+    header = "pair,method,k,task,temperature,batch_size,prompts,acceptance_length,speedup,speedup_low,speedup_high"
+    rows = [f"{pair},medusa,4,code,0,1,8,2.5,1.456,1.3,1.6" for pair in ("tiny", "other")]
     (study.root / "tables/cells.csv").write_text("\n".join([header, *rows, ""]))
     folder = pack_weights(study, "tiny", "medusa", tmp_path / "weights", "Apache-2.0")
     found = load_file(folder / "model.safetensors")
@@ -80,7 +78,7 @@ def test_a_card_says_what_the_weights_are(tmp_path: Path, monkeypatch: pytest.Mo
                  "0.50, 0.25", "license: apache-2.0", "medusa="):  # fmt: skip
         assert fact in card, fact
     assert str(tmp_path / "results") not in card
-    assert card.count("| medusa |") == 1 and "| 2.50 | 1.46 ‡ [1.30, 1.60] |" in card and "‡ disturbed:" in card
+    assert card.count("| medusa |") == 1 and "| 2.50 | 1.46 [1.30, 1.60] |" in card
     assert "0.0 MB in bfloat16" in card
     points = [
         LearningPoint(

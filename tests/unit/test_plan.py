@@ -72,9 +72,9 @@ def test_sizes_of_a_known_pair(workplace: Path) -> None:
     assert llama.target.cache_bytes(1, "bfloat16") == 2 * 32 * 8 * 128 * 2
     assert tiny.target.parameters == 280_640
     spent, assumption = hours(study, [llama, tiny])
-    # 6 cells and 2 baselines, one a task, of 2 prompts × 16 tokens and 16 of warm-up, 15 GB a pass at 1.2 TB/s (of the
+    # 6 cells and 2 baselines, one a task, of 2 prompts × 2 repeats × 16 tokens and 16 of warm-up, 15 GB a pass at 1.2 TB/s (of the
     # input's table only rows are read); one loading of 18.5 GB.
-    by_hand = 8 * (2 * 16 + 16) * 2 * (8_030_261_248 - 128_256 * 4096) / 1.2e12 + llama.weight_bytes / 1e9
+    by_hand = 8 * (2 * 2 * 16 + 16) * 2 * (8_030_261_248 - 128_256 * 4096) / 1.2e12 + llama.weight_bytes / 1e9
     assert spent * 3600 == pytest.approx(by_hand, rel=0.05)
     assert "2,000 GB/s (an A100 80 GB)" in assumption
 
@@ -252,8 +252,7 @@ def test_sizes_are_known_or_not_but_never_an_error(config: dict[str, object]) ->
         ({}, 12),
         ({"methods": [{"method": "draft_model", "k": [2, 4]}, {"method": "ngram", "k": 2, "n": 2}]}, 4),
         ({"methods": [{"method": "draft_model", "k": [2, 4, 8]}, {"method": "ngram", "k": [2, 4, 6]}]}, 10),
-        ({"replicates": 1}, 12),
-        ({"replicates": 3}, 0),
+        ({"repeats": {"least": 3}}, 0),
         ({"prompts": 5}, 0),
         ({"max_new_tokens": 49}, 0),
     ],
@@ -261,9 +260,7 @@ def test_sizes_are_known_or_not_but_never_an_error(config: dict[str, object]) ->
 def test_plan_counts_the_cells_that_are_measured(
     changes: dict[str, object], measured: int, workplace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_study(
-        workplace / "results/own", methods=("draft_model", "ngram"), tasks=("code", "translation"), replicates=2
-    )
+    write_study(workplace / "results/own", methods=("draft_model", "ngram"), tasks=("code", "translation"))
     config = json.loads(Path("results/own/study.json").read_text()) | changes
     Path("configs/own.yaml").write_text(json.dumps(config))
     plan = plan_of(load_study(Path("configs/own.yaml")))
@@ -290,14 +287,14 @@ def test_plan_counts_no_cell_whose_task_has_another_row(workplace: Path) -> None
 
 
 def test_plan_counts_no_cell_whose_records_are_gone_or_failed(workplace: Path) -> None:
-    write_study(workplace / "results/own", methods=("ngram",), tasks=("code",), replicates=2)
+    write_study(workplace / "results/own", methods=("ngram",), tasks=("code",))
     folder = Path("results/own/records/native/tiny/ngram")
     Path("configs/own.yaml").write_text(Path("results/own/study.json").read_text())
     study = load_study(Path("configs/own.yaml"))
     assert cells_measured(study) == 3
     index = json.loads((folder / "index.json").read_text())
     gone, failed, _ = index["cells"]
-    (folder / "replicate-1" / index["cells"][gone]["records"]).unlink()
+    (folder / index["cells"][gone]["records"]).unlink()
     assert cells_measured(study) == 2
     (folder / "index.json").write_text(json.dumps(index | {"failed": {failed: "killed"}}))
     assert cells_measured(study) == 1

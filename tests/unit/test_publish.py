@@ -18,7 +18,6 @@ from synthetic import write_study
 
 from specrig.audit.multiple_testing import REFERENCE
 from specrig.cli import main
-from specrig.measurement.attempts import attempt_file
 from specrig.measurement.records import SCHEMA_VERSION, RecordError
 from specrig.report.study_data import read_study
 from specrig.sharing import archive, publish, scrub
@@ -42,7 +41,6 @@ CONFIG = {
     "prompts": 3,
     "max_new_tokens": 24,
     "servers": [],
-    "replicates": 2,
 }
 SECRET = "the patient\u2028was seen"
 
@@ -68,7 +66,6 @@ def finished(workplace: Path) -> Study:
         tasks=CONFIG["tasks"],
         prompts=3,
         length=24,
-        replicates=2,
     )
     (study.root / "study.json").write_text(study.model_dump_json())
     (study.root / "prompts").mkdir()
@@ -85,9 +82,6 @@ def finished(workplace: Path) -> Study:
             texts = {"text": SECRET, "baseline_text": SECRET, "ends": [len(SECRET)] * CONFIG["max_new_tokens"]}
             lines = [json.loads(line) | texts for line in path.read_text().splitlines()]
             path.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
-    for task in CONFIG["tasks"]:  # attempts that do not count
-        path = study.root / f"records/native/tiny/draft_model/{task}-k2-t0-b1.jsonl"
-        shutil.copyfile(path, attempt_file(path, 2))
     index = study.root / "records/native/tiny/ngram/index.json"
     content = json.loads(index.read_text())
     content["cells"].pop("code-k2-t0-b1")
@@ -180,7 +174,6 @@ def test_nothing_of_the_machine_or_of_the_users_data_is_published(publication: P
     assert environment["engine"]["options"]["url"] == scrub.SERVER
     failed = json.loads(texts["records/native/tiny/ngram/index.json"])["failed"]
     assert failed == {"code-k2-t0-b1": f"OSError: x.bin: No space left, hidden; {scrub.SERVER} fell silent"}
-    assert "records/native/tiny/draft_model/replicate-1/code-k2-t0-b1.jsonl" in texts
 
 
 def test_a_publication_is_small_and_its_report_finds_its_neighbours(publication: Path) -> None:
@@ -280,7 +273,14 @@ RULES: dict[str, tuple[Callable[[dict], object], str]] = {
     "time": (lambda record: record["run"].update(decode_s=-1.0), "times of"),
     "prefill": (lambda record: record["run"].update(prefill_s=0.001), "ends before the first token"),
     "passes": (lambda record: record["run"].update(decode_s=0.001), "decoded in 0.001 s, its passes took"),
-    "prompt": (lambda record: record.update(prompt_id="code-1"), "replicate 0, repeat 0: prompts code-1, code-1"),
+    "repeats": (lambda record: record["run"]["repeats"].pop(), "1 repeats, and the study has 2 to 5"),
+    "rounds' times": (
+        lambda record: record["run"]["repeats"][0]["round_s"].__setitem__(0, 1.0),
+        "its rounds took",
+    ),
+    "least": (lambda record: record["run"].update(decode_s=9.0), "which does not follow from its repeats"),
+    "settled": (lambda record: record["run"].update(settled=False), "settled: False, which does not follow"),
+    "prompt": (lambda record: record.update(prompt_id="code-1"), "prompts code-1, code-1"),
 }
 
 
@@ -298,14 +298,14 @@ def test_a_record_that_breaks_a_rule_is_named(rule: str, copy: Path) -> None:
 
 def test_a_cell_that_the_study_lists_is_not_missing(copy: Path) -> None:
     with unpacked(copy) as results:
-        index = results / "records/native/tiny/draft_model/replicate-1/index.json"
+        index = results / "records/native/tiny/draft_model/index.json"
         content = json.loads(index.read_text())
         del content["cells"]["code-k2-t0-b1"]
         index.write_text(json.dumps(content))
         compress(results, copy / ARCHIVE)
     write_hashes(copy)
     _, text = verified(copy)
-    assert "cell native/tiny/draft_model/code-k2-t0-b1, replicate 1: study.json lists it, and it is missing" in text
+    assert "cell native/tiny/draft_model/code-k2-t0-b1: study.json lists it, and it is missing" in text
 
 
 def archive_of(folder: Path, name: str, content: bytes) -> None:

@@ -14,7 +14,7 @@ from synthetic import write_job, write_study
 
 from specrig import tracking
 from specrig.cell import Cell
-from specrig.measurement.records import Probe, read_records, write_records
+from specrig.measurement.records import read_records, write_records
 from specrig.report.table_files import write_tables
 from specrig.tracking import FAILURE_FILE, ORIGIN_FILE, TrackingResult, sqlite, track, tracking_uri
 from specrig.tracking.experiment import VIEW_TAG
@@ -169,9 +169,10 @@ def test_the_saved_views_list_runs_with_what_their_columns_show(study: Path) -> 
 
 def test_runs_name_the_prompts_and_have_the_times_of_measuring(study: Path) -> None:
     for minute, path in enumerate(sorted(study.rglob("*-k*.jsonl"))):
-        before, after = (Probe(when=f"2026-01-01T10:{2 * minute + late:02}:00+00:00") for late in (0, 1))
+        records = [*read_records(path)]
+        times = [f"2026-01-01T10:{2 * minute + (number > 0):02}:00+00:00" for number in range(len(records))]
         write_records(
-            path, [record.model_copy(update={"before": before, "after": after}) for record in read_records(path)]
+            path, [record.model_copy(update={"when": when}) for record, when in zip(records, times, strict=True)]
         )
     track(study)
     ten = 1767261600000  # 2026-01-01T10:00 UTC in milliseconds
@@ -240,10 +241,7 @@ def test_runs_of_what_left_the_study_go_too(study: Path) -> None:
 
 
 def test_a_line_over_prompts_has_a_step_for_each(tmp_path: Path, empty_store: Path) -> None:
-    """Replicates measure the same prompts again."""
-    folder = write_study(
-        tmp_path / "tracked", methods=("draft_model",), ks=(2,), tasks=("code",), prompts=3, length=24, replicates=2
-    )
+    folder = write_study(tmp_path / "tracked", methods=("draft_model",), ks=(2,), tasks=("code",), prompts=3, length=24)
     write_tables(folder, folder / "tables")
     shutil.copyfile(empty_store, folder / "mlflow.db")
     track(folder)

@@ -38,7 +38,7 @@ from specrig.engines.native import Native
 from specrig.engines.vllm_server import VllmServer
 from specrig.errors import first_line, with_type
 from specrig.http_client import Client, TimedOutError
-from specrig.measurement.records import Counts, Load, RecordError, study_records
+from specrig.measurement.records import Counts, RecordError, study_records
 from specrig.measurement.runner import measure
 from specrig.measurement.traffic.loops import Requests, closed_loop, open_loop
 from specrig.measurement.traffic.records import Request, Turn, damaged_points, read_turns, study_turns
@@ -73,7 +73,7 @@ def make_study(workplace: Path) -> MakeStudy:
         Path("configs/tasks.tsv").write_text("task\tsource\nt\tprompts.jsonl\n")
         config = {
             "study": "load", "engines": ["server"], "pairs": ["p"], "tasks": ["t"], "methods": [{"method": "ngram", "k": K}],
-            "prompts": 2, "max_new_tokens": 12, "threads": 1, "device": "cpu", "replicates": 1, "traffic": traffic, **keys,
+            "prompts": 2, "max_new_tokens": 12, "threads": 1, "device": "cpu", "traffic": traffic, **keys,
         }  # fmt: skip
         Path("configs/load.yaml").write_text(yaml.safe_dump(config))
         return load_study(Path("configs/load.yaml"))
@@ -355,7 +355,7 @@ def turns_at(
 
 
 def test_figures_of_a_load_are_those_it_was_made_with() -> None:
-    table = traffic_table([turns_at(4, {True: 1.0, False: 0.5}, 3000)], Limits(latency_s=0.6), {})
+    table = traffic_table([turns_at(4, {True: 1.0, False: 0.5}, 3000)], Limits(latency_s=0.6))
     baseline, method = (row for _, row in table.iterrows())
     for row, seconds in ((baseline, 1.0), (method, 0.5)):
         assert row["tokens_per_s_low"] < 4 * 11 / seconds < row["tokens_per_s_high"]
@@ -373,7 +373,7 @@ def test_figures_of_a_load_are_those_it_was_made_with() -> None:
 
 def test_the_time_in_which_the_last_requests_are_answered_lowers_no_rate() -> None:
     """Sixteen at once take a second each, so sixteen a second, in a turn of five rounds."""
-    table = traffic_table([turns_at(16, {True: 1.0, False: 1.0}, 240, around=32)], Limits(latency_s=2), {})
+    table = traffic_table([turns_at(16, {True: 1.0, False: 1.0}, 240, around=32)], Limits(latency_s=2))
     for _, row in table.iterrows():
         assert row["requests_per_s"] == pytest.approx(16, rel=0.05)
         assert row["goodput"] == row["requests_per_s"] and row["goodput_low"] < 16 < row["goodput_high"]
@@ -381,51 +381,38 @@ def test_the_time_in_which_the_last_requests_are_answered_lowers_no_rate() -> No
 
 def test_acceptance_leaves_out_turns_in_which_requests_failed() -> None:
     turns = turns_at(2, {True: 1.0, False: 1.0}, 300)
-    whole = traffic_table([turns], Limits(), {}).iloc[1]
+    whole = traffic_table([turns], Limits()).iloc[1]
     for request in turns[1].requests:
         request.tokens, request.error, request.first_s = [], "silent", None
-    partly = traffic_table([turns], Limits(), {}).iloc[1]
+    partly = traffic_table([turns], Limits()).iloc[1]
     assert partly["acceptance_length"] == whole["acceptance_length"] == pytest.approx(100 * 10 / 300)
 
 
 def test_joules_are_a_column_where_they_are_known() -> None:
     turns = turns_at(2, {True: 1.0, False: 1.0}, 300)
-    assert "energy_per_token_j" not in traffic_table([turns], Limits(), {})
+    assert "energy_per_token_j" not in traffic_table([turns], Limits())
     metered = [turn.model_copy(update={"energy_j": 220.0}) for turn in turns]
-    table = traffic_table([metered], Limits(), {})
+    table = traffic_table([metered], Limits())
     assert table["energy_per_token_j"].iloc[1] == 220 / (100 * 11)
     assert traffic_grid(table, "load").header[-1] == "J/token"
-
-
-def test_a_turn_beside_other_work_marks_its_load() -> None:
-    quiet = Load(elapsed_s=50.0, own_s=95.0, others_s=1.0, steal_s=0.1, waited_s=2.0)
-    turns = [turn.model_copy(update={"load": quiet}) for turn in turns_at(4, {True: 1.0, False: 1.0})]
-    busy = turns[2].model_copy(update={"load": quiet.model_copy(update={"own_s": 70.0, "others_s": 26.0})})
-    machine = {turns[0].point.cell.method_key: {"cpu": {"logical_cores": 2}, "torch": {"threads": 2}, "device": "cpu"}}
-    assert [*traffic_table([turns], Limits(), machine)["disturbed"]] == ["", ""]
-    table = traffic_table([[*turns[:2], busy, *turns[3:]]], Limits(), machine)
-    text = "turn 1 of the baseline: other processes took 26% of the processors it counts on"
-    assert [*table["disturbed"]] == [text, text], "the speedup suffers from either side's"
-    elsewhere = traffic_table([turns_at(4, {True: 1.0, False: 1.0})], Limits(), machine)
-    assert [*elsewhere["disturbed"]] == ["not recorded"] * 2
 
 
 @pytest.mark.parametrize(("slower", "expected"), [(1.0, 1.0), (2.0, 3 / 7)])
 def test_the_prediction_follows_from_plain_decoding_at_other_loads(slower: float, expected: float) -> None:
     """Passes of 4 tokens take `slower` times as long as those of one, and those of 5 lie on the same line."""
     points = [turns_at(load, {True: seconds, False: 1.0}, 600) for load, seconds in ((1, 1.0), (4, slower))]
-    table = traffic_table(points, Limits(), {})
+    table = traffic_table(points, Limits())
     first = table[table["side"] == "method"].iloc[0]
     assert first["drafted_per_pass"] == 4
     assert first["predicted_speedup"] == pytest.approx(first["acceptance_length"] * expected, rel=0.05)
     assert table[table["side"] == "baseline"]["predicted_speedup"].isna().all()
-    assert traffic_table(points[:1], Limits(), {})["predicted_speedup"].isna().all(), "one load has no line"
+    assert traffic_table(points[:1], Limits())["predicted_speedup"].isna().all(), "one load has no line"
 
 
 def test_percentiles_need_requests_beyond_them_and_failures_are_infinitely_late() -> None:
-    few = traffic_table([turns_at(1, {True: 1.0, False: 1.0}, 201)], Limits(), {}).iloc[1]
+    few = traffic_table([turns_at(1, {True: 1.0, False: 1.0}, 201)], Limits()).iloc[1]
     assert not math.isnan(few["latency_p95"]) and math.isnan(few["latency_p99"]) and math.isnan(few["goodput"])
-    failing = traffic_table([turns_at(1, {True: 1.0, False: 1.0}, 201, fails=10)], Limits(ttft_s=10), {}).iloc[1]
+    failing = traffic_table([turns_at(1, {True: 1.0, False: 1.0}, 201, fails=10)], Limits(ttft_s=10)).iloc[1]
     assert failing["timed_out"] == 30 and failing["met"] == pytest.approx(1 - 30 / 201)
     assert math.isinf(failing["latency_p95"]) and math.isfinite(failing["latency_p50"])
 
@@ -440,12 +427,12 @@ def test_a_server_that_keeps_up_is_not_marked_however_long_its_answers_take(seco
         requests.append(Request.model_validate(about | answer))
     about = {"point": point(1, "open"), "digest": "d", "turn": 0, "began": "", "client_cpu_s": 0.1}
     turns = [Turn.model_validate(about | {"requests": requests, "is_baseline": side}) for side in (True, False)]
-    assert not traffic_table([turns], Limits(), {})["saturated"].any()
+    assert not traffic_table([turns], Limits())["saturated"].any()
     few = [Turn.model_validate(about | {"requests": requests[8:12], "is_baseline": side}) for side in (True, False)]
-    assert not traffic_table([few], Limits(), {})["saturated"].any(), "two requests that count say nothing"
+    assert not traffic_table([few], Limits())["saturated"].any(), "two requests that count say nothing"
     silent = [request.model_copy(update={"error": "no answer", "first_s": None, "tokens": []}) for request in requests]
     mute = [Turn.model_validate(about | {"requests": silent, "is_baseline": side}) for side in (True, False)]
-    assert traffic_table([mute], Limits(), {})["saturated"].all()
+    assert traffic_table([mute], Limits())["saturated"].all()
 
 
 @pytest.mark.parametrize(("seconds", "saturated"), [(0.9, False), (1.2, True)])
@@ -465,7 +452,7 @@ def test_an_open_loop_that_outruns_the_server_is_marked(seconds: float, saturate
         "requests": requests,
     }
     turns = [Turn.model_validate(about | {"is_baseline": side}) for side in (True, False)]
-    row = traffic_table([turns], Limits(), {}).iloc[1]
+    row = traffic_table([turns], Limits()).iloc[1]
     assert row["saturated"] == saturated and math.isnan(row["speedup"])
     assert row["latency_p50"] == pytest.approx(0.9 if not saturated else 1.2 + 54 * 0.2, rel=0.05)
 
@@ -473,7 +460,7 @@ def test_an_open_loop_that_outruns_the_server_is_marked(seconds: float, saturate
 def test_intervals_of_medians_hold_the_truth_as_often_as_they_say() -> None:
     held = 0
     for seed in range(200):
-        row = traffic_table([turns_at(4, {True: 1.0, False: 1.0}, 300, seed=seed)], Limits(), {}).iloc[1]
+        row = traffic_table([turns_at(4, {True: 1.0, False: 1.0}, 300, seed=seed)], Limits()).iloc[1]
         held += row["latency_p50_low"] <= 1.0 <= row["latency_p50_high"]
     assert held >= 180
 
@@ -481,7 +468,7 @@ def test_intervals_of_medians_hold_the_truth_as_often_as_they_say() -> None:
 def test_where_speculation_stops_paying_is_read_between_two_loads() -> None:
     loads = {1: 0.5, 4: 2**-0.5, 16: 2**0.5}
     points = [turns_at(load, {True: 1.0, False: seconds}, 1200) for load, seconds in loads.items()]
-    (row,) = crossovers(traffic_table(points, Limits(), {})).to_dict("records")
+    (row,) = crossovers(traffic_table(points, Limits())).to_dict("records")
     assert row["crossover_low"] < 8 < row["crossover_high"] and row["crossover"] == pytest.approx(8, rel=0.1)
     assert crossover_sentences(pd.DataFrame([row]))[0].startswith("ngram (k = 4, server, p, t, T = 0) pays up to ")
     later = {"value": 0.0, "low": math.nan, "high": math.nan}  # it pays at a later load only
@@ -489,7 +476,7 @@ def test_where_speculation_stops_paying_is_read_between_two_loads() -> None:
     assert (
         "slower than plain decoding at the smallest load, 1 at once." in crossover_sentences(pd.DataFrame([below]))[0]
     )
-    never = crossovers(traffic_table([turns_at(load, {True: 1.0, False: 2.0}) for load in (1, 4)], Limits(), {}))
+    never = crossovers(traffic_table([turns_at(load, {True: 1.0, False: 2.0}) for load in (1, 4)], Limits()))
     assert (
         never.iloc[0]["crossover"] == 0
         and "slower than plain decoding at the smallest load, 1 at once" in crossover_sentences(never)[0]

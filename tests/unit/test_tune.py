@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from specrig import cli
-from specrig.analysis.halving import FINALISTS, SuccessiveHalving, schedule
+from specrig.analysis.halving import SuccessiveHalving, schedule
 from specrig.analysis.statistics import LEAST_UNITS
 from specrig.cell import Cell
 from specrig.measurement.records import Record, study_records
@@ -39,11 +39,11 @@ def run(logs: np.ndarray, budget: float) -> SuccessiveHalving:
 def test_a_schedule_chooses_and_judges_on_the_units_there_are(cells: int, units: int, share: float) -> None:
     rounds = schedule(cells, units, share * cells * units)
     sizes, counts = zip(*rounds, strict=True)
-    assert sizes[0] == cells and sizes[-1] == min(FINALISTS, cells) and list(sizes) == sorted(sizes, reverse=True)
+    assert sizes[0] == cells and sizes[-1] == 1 and list(sizes) == sorted(sizes, reverse=True)
     assert min(counts) >= 1 and counts[-1] >= LEAST_UNITS and sum(counts) <= units
     spent, least = sum(size * count for size, count in rounds), sum(sizes[:-1]) + 4 * sizes[-1]
     assert spent <= max(share * cells * units, least)
-    assert spent > 0.5 * min(share * cells * units, FINALISTS * units)
+    assert spent > 0.5 * min(share * cells * units, units)
 
 
 @pytest.mark.parametrize("units", [1, 2, 3])
@@ -120,9 +120,9 @@ def test_a_race_that_was_interrupted_goes_on(
     assert measured(0) == first, "what was measured is not measured again"
     last = measured(1)
     assert {record.prompt_id for record in last} == {"1", "2", "3", "4"}
-    finalists = {(record.cell.method, record.cell.k) for record in last}
-    assert len(finalists) == 2 and (tuned["choice"]["cell"]["method"], tuned["choice"]["cell"]["k"]) in finalists
-    assert (tuned["measured"], tuned["grid"]) == (5 + 3 * 4, 5 * 8)
+    chosen = tuned["choice"]["cell"]
+    assert {(record.cell.method, record.cell.k) for record in last} == {(chosen["method"], chosen["k"])}
+    assert (tuned["measured"], tuned["grid"]) == (2 * (5 + 3 * 4), 2 * 5 * 8)
     assert all(record.run.tokens == record.baseline.tokens for record in first + last)
     assert not Path("results/letters/records").exists(), "a study's own records are left alone"
 

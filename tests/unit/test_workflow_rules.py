@@ -17,7 +17,7 @@ from synthetic import write_job, write_study
 from specrig import cli
 from specrig.dag.ending import ending
 from specrig.dag.rules import Rules, memory, minutes
-from specrig.measurement.quarantine import count_failures, quarantine_disturbed
+from specrig.measurement.failures import count_failures
 from specrig.planning.estimate import Demand
 from specrig.report.table_files import write_tables
 from specrig.study.load import load_study
@@ -43,7 +43,7 @@ def test_a_job_is_stale_for_what_decides_its_cells_and_for_nothing_else(workplac
         "prompts": rules(prompts=3),
         "a longer sweep": rules(methods=[{"method": "draft_model", "k": [2, 3, 4]}, {"method": "ngram", "k": 3}]),
         "an option": rules(methods=[{"method": "draft_model", "k": [2, 4]}, {"method": "ngram", "k": 3, "n": 2}]),
-        "replicates": rules(replicates=3),
+        "repeats": rules(repeats={"least": 3}),
         "audit_samples": rules(audit_samples=2_000),
     }
     settings = {name for name, each in changed.items() if each.job_settings(job()) != plain.job_settings(job())}
@@ -110,21 +110,15 @@ def test_a_training_is_stale_for_its_own_keys(workplace: Path) -> None:
         assert (plain.training_recipe(job(model=model)) == other.training_recipe(job(model=model))) == same
 
 
-def test_failed_and_disturbed_cells_are_measured_again(workplace: Path) -> None:
+def test_failed_cells_are_measured_again(workplace: Path) -> None:
     first = rules()
     for method in ("draft_model", "ngram"):
         write_job(first.root, first.study.grid.by_method["native", "tiny", method], prompts=1)
     assert first.failed_cells(job()) == []
     folder = first.root / "records/native/tiny/ngram"
-    quarantine_disturbed(folder, ["code-k3-t0-b1"])
     (folder / "index.json").write_text('{"cells": {}, "failed": {"code-k3-t0-b1": "it died"}}')
     count_failures(folder)
-    names = rules().failed_cells(job())
-    assert names == [
-        "ngram/code-k3-t0-b1.failed-1",
-        "ngram/code-k3-t0-b1.jsonl.disturbed-1",
-    ]
-    assert rules(replicates=2).failed_cells(job(again="-1")) == []
+    assert rules().failed_cells(job()) == ["ngram/code-k3-t0-b1.failed-1"]
 
 
 @pytest.mark.parametrize("kind", ["cells", "points"])
@@ -159,11 +153,6 @@ def test_tracking_is_tried_again_where_mlflow_was_out_of_reach(workplace: Path) 
     (plain.root / "tracking-failed.txt").write_text("MLflow tracking failed.\nmore")
     assert "MLflow tracking failed. The next run tries again." in plain.retry_tracking()
     assert not (plain.root / "tracked.txt").exists()
-
-
-def test_all_is_measured_once_before_anything_is_measured_again(workplace: Path) -> None:
-    thrice = rules(replicates=3)
-    assert [thrice.measuring_priority(job(again=again)) for again in ("", "-1", "-2")] == [3, 2, 1]
 
 
 def test_resources(workplace: Path) -> None:
@@ -211,7 +200,7 @@ def test_every_path_in_a_shell_command_is_quoted(repository: Path) -> None:
         commands = re.findall(r"^    shell:\n((?:        .*\n)+)", file.read_text(), flags=re.M)
         assert commands or file.name == "common.smk"
         names = {name for command in commands for name in re.findall(r"{(.*?)}", command)}
-        chosen = {"params.chosen", "params.replicate", "threads"}
+        chosen = {"params.chosen", "threads"}
         assert all(name.endswith(":q") or name in chosen or name.startswith("wildcards.") for name in names), file
 
 

@@ -17,13 +17,11 @@ import yaml
 
 import runs
 from runs import REPOSITORY, run
-from specrig.measurement.quarantine import quarantine_disturbed
 
 CELLS = "results/test/tables/cells.csv"
 """As a target: measuring and the tables, without figures, MLflow and report."""
 RECORDS = Path("results/test/records/native/tiny")
 MEASURED = "results/test/measured/native/tiny/together"
-MEASURED_AGAIN = f"{MEASURED}-1"
 
 pytestmark = pytest.mark.workflow
 
@@ -124,35 +122,14 @@ def rows_of_cells(folder: Path) -> int:
     return len((folder / CELLS).read_text().splitlines()) - 1
 
 
-def test_a_second_replicate_is_measured_alone_after_all_that_is_new_and_quarantined_files_again(copied: Path) -> None:
+def test_a_run_that_ends_after_measuring_leaves_old_tables_and_the_next_one_makes_them_anew(copied: Path) -> None:
     before = stamps(copied)
-    methods = [{"method": "draft_model", "k": [2, 4]}, {"method": "ngram", "k": [3, 5]}]
-    config = edit(copied, "configs/test.yaml", "configs/twice.yaml", methods=methods, replicates=2)
-    result = run(copied, CELLS, config=config)
-    assert result.returncode == 0, result.stdout
-    order = re.findall(r"Measuring ([\w ]+) on tiny with native, replicate (\d)", result.stdout)
-    assert order == [("draft_model ngram", "0"), ("draft_model ngram", "1")]
-    after = stamps(copied)
-    assert {name: after[name] for name in before} == before
-    assert len(after) == 2 * (4 + 4)
-    assert rows_of_cells(copied) == 8
-
-    for _ in range(2):  # a cell may be disturbed a second time
-        before = stamps(copied)
-        quarantine_disturbed(copied / RECORDS / "ngram/replicate-1", ["code-k5-t0-b1"])
-        result = run(copied, CELLS, config=config)
-        assert result.returncode == 0, result.stdout
-        again = re.findall(r"Measuring .* replicate (\d)", result.stdout)
-        assert again == ["1"]
-        changed = [path for path, stamp in stamps(copied).items() if before.get(path) != stamp]
-        assert changed == ["ngram/replicate-1/code-k5-t0-b1.jsonl"]
-        assert "Nothing to be done" in run(copied, CELLS, config=config).stdout
-
-    # A run that ends after measuring leaves old tables. The next one makes them anew, though the cells and their audit
-    # are the same.
-    quarantine_disturbed(copied / RECORDS / "ngram/replicate-1", ["code-k5-t0-b1"])
-    assert run(copied, MEASURED_AGAIN, config=config).returncode == 0
-    assert "Compiling the tables" in run(copied, CELLS, config=config).stdout
+    (copied / RECORDS / "ngram/code-k3-t0-b1.failed-1").touch()  # so that the job runs again
+    (copied / RECORDS / "ngram/code-k3-t0-b1.jsonl").unlink()
+    assert run(copied, MEASURED).returncode == 0
+    changed = [path for path, stamp in stamps(copied).items() if before.get(path) != stamp]
+    assert changed == ["ngram/code-k3-t0-b1.jsonl"], "the other cells stay"
+    assert "Compiling the tables" in run(copied, CELLS).stdout
 
 
 def cut_after(folder: Path, config: str, cells: int, how: signal.Signals, log: Path) -> dict[str, tuple[int, bytes]]:

@@ -18,7 +18,7 @@ TARGET = TINY / "target"
 HEADS = ["draft_medusa", "eagle", "eagle3", "medusa"]
 STUDY = {
     "study": "own", "pairs": ["mine"], "tasks": ["creative_writing"], "prompts": 2, "max_new_tokens": 16, "device": "cpu", "threads": 1,
-    "replicates": 1, "audit_samples": 1000,
+    "audit_samples": 1000,
     "methods": [
         {"method": "draft_model", "k": 2}, {"method": "medusa", "k": 3, "nodes": 6}, {"method": "eagle", "k": 2},
         {"method": "eagle3", "k": 2}, {"method": "medusa_draft", "k": 2},

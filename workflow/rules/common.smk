@@ -59,9 +59,6 @@ if not workflow.deployment_settings.deployment_method:
 if PREFIX:
     shell.prefix(f"set -euo pipefail; {PREFIX}")
 
-# Priority of the first replicate and of all jobs that it waits for; later ones have less (`measuring_priority`).
-FIRST = STUDY.replicates
-
 ROOT = str(STUDY.root)
 STUDY_FILE = f"{ROOT}/study.json"
 REPORT = str(STUDY.report)
@@ -73,8 +70,7 @@ TRACKED = f"{ROOT}/tracked.txt"
 # Another store lacks the runs entered so far, so tracking depends on its address, which may hold a password.
 TRACKING_STORE = digest(os.environ.get("MLFLOW_TRACKING_URI", ""))
 MEASURED = [
-    f"{ROOT}/measured/{engine}/{pair}/{process}{f'-{number}' if number else ''}"
-    for number in range(STUDY.replicates)
+    f"{ROOT}/measured/{engine}/{pair}/{process}"
     for engine, pair, process in STUDY.grid.jobs
 ]
 UNDER_LOAD = [
@@ -116,7 +112,6 @@ wildcard_constraints:
     source="|".join(map(re.escape, STUDY.grid.converted)) or "-",
     method="|".join(METHODS),
     process="|".join([TOGETHER, *METHODS]),
-    again=r"(-[1-9]\d*)?",
 
 
 def begin():

@@ -1,6 +1,5 @@
-# A job measures all cells of an engine and a pair in one replicate, or those of one method (the study's key `jobs`).
-# It loads the models once, and keeps finished cells when it resumes. Each method has a folder for its records, in which
-# replicates after the first have folders of their own.
+# A job measures all cells of an engine and a pair, or those of one method (the study's key `jobs`). It loads the models
+# once, and keeps finished cells when it resumes. Each method has a folder for its records.
 
 # Before it, the target of a pair answers the turns of conversations, once: all that is measured gets the same prompts.
 
@@ -13,7 +12,6 @@ rule answers:
         f"{ROOT}/answers/{{pair}}/{{task}}.jsonl",
     log:
         f"{ROOT}/logs/answers/{{pair}}-{{task}}.log",
-    priority: FIRST
     conda:
         "../../environment.yml"
     threads: dag.job_cores
@@ -38,10 +36,9 @@ rule measure:
         prompts=dag.job_prompts,
         models=dag.job_models,
     output:
-        f"{ROOT}/measured/{{engine}}/{{pair}}/{{process}}{{again}}",
+        f"{ROOT}/measured/{{engine}}/{{pair}}/{{process}}",
     log:
-        f"{ROOT}/logs/measure/{{engine}}-{{pair}}-{{process}}{{again}}.log",
-    priority: dag.measuring_priority
+        f"{ROOT}/logs/measure/{{engine}}-{{pair}}-{{process}}.log",
     conda:
         "../../environment.yml"
     threads: dag.job_cores
@@ -58,12 +55,11 @@ rule measure:
         failed=dag.failed_cells,
         methods=dag.job_methods,
         chosen=dag.method_options,
-        replicate=dag.replicate,
     message:
-        "Measuring {params.methods} on {wildcards.pair} with {wildcards.engine}, replicate {params.replicate}"
+        "Measuring {params.methods} on {wildcards.pair} with {wildcards.engine}"
     shell:
         ": > {log:q}; SPECRIG_ENGINE_LOG={log:q}"
         " python -m specrig stage measure --study {params.study:q} --engine {wildcards.engine} --pair {wildcards.pair}"
-        " {params.chosen} --replicate {params.replicate} 2>&1 | tee -a {log:q} >&2"
+        " {params.chosen} 2>&1 | tee -a {log:q} >&2"
         # Snakemake takes a small file of the same content for unchanged: tables would stay old if a run is cut before.
         " && date > {output:q}"

@@ -6,7 +6,6 @@ rule prompts:
         f"{ROOT}/data/{{task}}.jsonl",
     log:
         f"{ROOT}/logs/prompts/{{task}}.log",
-    priority: FIRST
     conda:
         "../../environment.yml"
     params:

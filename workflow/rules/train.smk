@@ -9,7 +9,6 @@ rule write_text:
         f"{ROOT}/models/{{pair}}/{TEXT}",
     log:
         f"{ROOT}/logs/train/{{pair}}-text.log",
-    priority: FIRST
     conda:
         "../../environment.yml"
     threads: dag.job_cores
@@ -37,7 +36,6 @@ rule train:
         expand(f"{ROOT}/models/{{{{pair}}}}/{{{{model}}}}/{{file}}", file=FILES),
     log:
         f"{ROOT}/logs/train/{{pair}}-{{model}}.log",
-    priority: FIRST
     conda:
         "../../environment.yml"
     threads: dag.training_threads
@@ -72,7 +70,6 @@ rule train_jointly:
         f"{ROOT}/logs/train/{{pair}}-joint.log",
     wildcard_constraints:
         pair="|".join(name for name, row in STUDY.rows.pairs.items() if row.base) or "-",
-    priority: FIRST
     conda:
         "../../environment.yml"
     threads: dag.job_cores

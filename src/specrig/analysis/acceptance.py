@@ -69,7 +69,7 @@ def rounds(records: Iterable[Record]) -> int:
 
 
 def emitted_by_prompt(records: Iterable[Record], *, cut: bool = False) -> dict[str, tuple[float, float]]:
-    """Prompt id -> (tokens emitted, target passes), summed over replicates. Their ratio is τ of the prompt.
+    """Prompt id -> (tokens emitted, target passes). Their ratio is τ of the prompt.
 
     cut: whether rounds that the stop rule shortened count too. They do in an engine's totals, so True makes engines
     count alike.

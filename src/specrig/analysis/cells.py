@@ -35,8 +35,8 @@ EXTRAS = [
     *["alpha_low", "alpha_high", "prompts_needed"],
     *["acceptance_rate_low", "acceptance_rate_high", "acceptance_length_low", "acceptance_length_high"],
     *["depth_acceptance_rate", "rounds", "cut_rounds", "target_share", "draft_share", "loop_share"],
-    *["target_pass_ms", "repeated_4grams", "baseline_repeated_4grams", "distinct_2grams", "baseline_drift"],
-    *["freedom", "timing", "settled", "replicates", "drift", "drift_low", "drift_high", "notes", "digest"],
+    *["target_pass_ms", "repeated_4grams", "baseline_repeated_4grams", "distinct_2grams"],
+    *["freedom", "timing", "settled", "notes", "digest"],
 ]
 """The columns after `COLUMNS`. Later versions may add more, so read them by name. `energy.COLUMNS` follow where known.
 """
@@ -164,8 +164,7 @@ def _row(records: list[Record], times: speedup.Times) -> dict[str, Any]:
         "cut_rounds": acceptance.cut_rounds(records),
         "repeated_4grams": repetition.repeated_ngrams(record.run.tokens for record in records),
         "baseline_repeated_4grams": repetition.repeated_ngrams(record.baseline.tokens for record in records),
-        "distinct_2grams": repetition.distinct_in_each(records),
-        "replicates": len({record.replicate for record in records}),
+        "distinct_2grams": repetition.distinct_ngrams(record.run.tokens for record in records),
         "notes": "; ".join(dict.fromkeys(note for run in runs for note in run.fallbacks)),
         "digest": records[0].digest,
         **energy.energy(times, records),

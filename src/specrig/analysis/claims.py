@@ -4,8 +4,7 @@ The first of these rules that applies decides:
 
 1. The claim's pair cannot run in any engine: *impossible*.
 2. All conditions of the claim were measured: *reproduced*, *higher* or *lower* (*not comparable* if the cell lacks the
-   metric). A speed whose only matching cells were disturbed while they were measured is *not measured (disturbed)*. A
-   calculation is never compared with cells.
+   metric). A calculation is never compared with cells.
 3. The theory can decide: *consistent with theory* or *inconsistent with theory*.
 4. Some conditions were measured: *not comparable*.
 5. Otherwise: *not measured*, with the command that would measure the claim.
@@ -25,7 +24,6 @@ from specrig.analysis.aggregates import means, parts
 from specrig.analysis.cells import row_dicts
 from specrig.analysis.commands import DTYPES, Catalogue, command
 from specrig.analysis.cost_model import model_facts
-from specrig.analysis.disturbance import disturbed, undisturbed
 from specrig.analysis.task_names import matches_task
 from specrig.analysis.theory import Theory
 from specrig.models import facts
@@ -36,7 +34,7 @@ TOLERANCE = 0.05
 """Reported figures come without intervals. Each is taken as known to 5 % on either side."""
 VERDICTS = (
     *("reproduced", "higher", "lower", "consistent with theory", "inconsistent with theory"),
-    *("not comparable", "not measured", "not measured (disturbed)", "impossible"),
+    *("not comparable", "not measured", "impossible"),
 )
 COLUMNS = [
     *["id", "verdict", "reason", "source", "target", "draft", "method", "k", "task"],
@@ -77,10 +75,10 @@ def judge(claims: Sequence[Claim], cells: pd.DataFrame, catalogue: Catalogue) ->
     """Judge every claim; returns one judgement per claim, in the order of the claims.
 
     cells: the result of `analysis.cells.cells_table` with the additional columns `target` and `draft` (hub ids),
-    `hardware` (the driver's name of the GPU, or `CPU`), `dtype` and, where it is known, `disturbed`.
+    `hardware` (the driver's name of the GPU, or `CPU`) and `dtype`.
     """
-    rows, others = _by_method(row_dicts(undisturbed(cells))), _by_method(row_dicts(cells[disturbed(cells)]))
-    return [_judge(claim, claims, rows, others, catalogue) for claim in claims]
+    rows = _by_method(row_dicts(cells))
+    return [_judge(claim, claims, rows, catalogue) for claim in claims]
 
 
 def judgements_table(judgements: Sequence[Judgement]) -> pd.DataFrame:
@@ -106,29 +104,17 @@ def judgements_table(judgements: Sequence[Judgement]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
-def _judge(claim: Claim, claims: Sequence[Claim], rows: ByMethod, others: ByMethod, catalogue: Catalogue) -> Judgement:
+def _judge(claim: Claim, claims: Sequence[Claim], rows: ByMethod, catalogue: Catalogue) -> Judgement:
     reason = impossible(claim)
     if reason is not None:
         return Judgement(claim, "impossible", reason)
     model = theory.check(claim, claims)
     predicted = model.low, model.high
     tasks = parts(claim, claims) if claim.aggregate else []
-    own, disturbed_rows = rows.get(claim.base_method, []), others.get(claim.base_method, [])
-    near = _near(claim, tasks, own)
+    near = _near(claim, tasks, rows.get(claim.base_method, []))
     matching = [row for row, conditions in near if not conditions]
     if matching:
         return _compare(claim, matching, model)
-    found_disturbed = (
-        [row for row, conditions in _near(claim, tasks, [*own, *disturbed_rows]) if not conditions] if others else []
-    )
-    if found_disturbed and claim.metric in TIMED:
-        reason = (
-            f"{_name(found_disturbed[0])} was disturbed while it was measured, and no other cell matches: `specrig "
-            "remeasure` has it measured again"
-        )
-        return Judgement(claim, "not measured (disturbed)", reason, cell=_name(found_disturbed[0]), predicted=predicted)
-    if found_disturbed:  # how much is accepted does not depend on the clock
-        return _compare(claim, found_disturbed, model)
     if model.consistent is not None:
         verdict = "consistent with theory" if model.consistent else "inconsistent with theory"
         return Judgement(claim, verdict, model.reason, predicted=predicted)

@@ -261,12 +261,11 @@ def pass_costs(records: Iterable[Record]) -> PassCosts:
     """The costs of one cell, from `target_passes` and `draft_passes` of its records; NaN where the engine does not time
     passes.
 
-    Every record of a batch repeats the passes of the whole batch. Each (group, replicate) therefore counts
-    once, and a draft position counts once for all rows.
+    Every record of a batch repeats the passes of the whole batch. Each group therefore counts once, and a draft position counts once for all rows.
     """
-    groups: dict[tuple[int, int], list[Record]] = {}
+    groups: dict[int, list[Record]] = {}
     for record in records:
-        groups.setdefault((record.group, record.replicate), []).append(record)
+        groups.setdefault(record.group, []).append(record)
     one_calls = calls = positions = batches = rows = 0
     one_s = target_s = draft_s = 0.0
     for members in groups.values():
@@ -357,7 +356,7 @@ def floor_share(records: Sequence[Record], environment: Mapping[str, Any]) -> fl
     seconds = pass_costs(records).target_pass_s
     if not bandwidth or shape is None or precision.lower() not in BYTES or not seconds > 0:
         return NAN
-    groups = len({(record.group, record.replicate) for record in records})
+    groups = len({record.group for record in records})
     batch = 1.0 if records[0].baseline_alone else len(records) / groups
     context = sum(record.prompt_tokens + len(record.baseline.tokens) / 2 for record in records) / len(records)
     return pass_bytes(size_of_shape(shape), precision, context=context, batch=batch) / (bandwidth * 1e9) / seconds

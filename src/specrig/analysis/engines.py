@@ -116,9 +116,7 @@ def _relative_speed(records: list[Record], reference: list[Record]) -> dict[str,
     names = ("relative_speed", "relative_speed_low", "relative_speed_high")
     if not records:
         return dict.fromkeys(names, float("nan"))
-    ours, theirs = (
-        speedup.log_rates(speedup.group_times(side)).groupby(level="group").mean() for side in (records, reference)
-    )
+    ours, theirs = (speedup.log_rates(speedup.group_times(side)) for side in (records, reference))
     logs = (ours - theirs).dropna()
     if not len(logs):
         return dict.fromkeys(names, float("nan"))
@@ -202,13 +200,9 @@ def _beyond_noise(records: list[Record], reference: list[Record], cut: bool, lev
 
 
 def same_output(records: Iterable[Record], reference: Iterable[Record]) -> set[str]:
-    """The ids of the prompts whose outputs have the same token ids in both, in every replicate."""
-    theirs = {(record.prompt_id, record.replicate): record.run.tokens for record in reference}
-    verdicts: dict[str, bool] = {}
-    for record in records:
-        equal = theirs.get((record.prompt_id, record.replicate)) == record.run.tokens
-        verdicts[record.prompt_id] = verdicts.get(record.prompt_id, True) and equal
-    return {prompt for prompt, equal in verdicts.items() if equal}
+    """The ids of the prompts whose outputs have the same token ids in both."""
+    theirs = {record.prompt_id: record.run.tokens for record in reference}
+    return {record.prompt_id for record in records if theirs.get(record.prompt_id) == record.run.tokens}
 
 
 def other_ids(records: Iterable[Record], reference: Iterable[Record]) -> bool:

@@ -1,9 +1,8 @@
 """Successive halving: which of a setting's cells is the fastest, at a fraction of the grid's measurements.
 
 Jamieson and Talwalkar 1502.07943: all cells run on a few prompts, the fastest third stays and runs on further prompts,
-until `FINALISTS` are left; every round costs about the same. The finalists then run on prompts that had no part in the
-choice so far. There, each half of the prompts chooses the finalist at which the other half is judged (`cross_fit`). So
-the speedup that is stated, and its interval, are not flattered by the choice.
+until one is left; every round costs about the same. That one then runs on fresh prompts, which had no part in the choice.
+So the speedup that is stated, and its interval, are not flattered by the choice.
 """
 
 from __future__ import annotations
@@ -14,15 +13,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import pandas as pd
 
-from specrig.analysis.cross_fitting import cross_fit
 from specrig.analysis.statistics import LEAST_UNITS, Interval, interval, mean
 from specrig.cell import Cell
 
 KEPT = 3
 """One of so many cells stays after a round."""
-FINALISTS = 2
 JUDGING = 4
-"""The fewest units that judge the finalists, where there are as many: fewer tell next to nothing."""
+"""The fewest units that judge the choice, where there are as many: fewer tell next to nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,29 +35,27 @@ class Rung:
 class Choice:
     """The outcome of a race.
 
-    cell: the fastest finalist on all units on which the finalists ran. speedup, low, high: what choosing this way
-    gives, with its 95 % interval over units that did not choose; NaN where too few judge. finalists: the cells that
-    were left. units: how many judged them.
+    cell: the cell that was left. speedup, low, high: its own on the fresh units, with the 95 % interval; NaN where too
+    few judge. units: how many judged it.
     """
 
     cell: Cell
     speedup: float
     low: float
     high: float
-    finalists: tuple[Cell, ...]
     units: int
 
 
 def schedule(cells: int, units: int, budget: float) -> list[tuple[int, int]]:
-    """(cells, units) of each round; the last one is that of the finalists.
+    """(cells, units) of each round; the last one judges the cell that is left.
 
     cells: of the setting, at least two. units: prompts, or batches, that the grid has. budget: measurements (cell and
     unit) to spend; a round has at least one unit, so small grids take more. Empty where the units cannot both choose
     and judge.
     """
     sizes = [cells]
-    while sizes[-1] > FINALISTS:
-        sizes.append(max(FINALISTS, -(-sizes[-1] // KEPT)))
+    while sizes[-1] > 1:
+        sizes.append(-(-sizes[-1] // KEPT))
     while len(sizes) > 2 and len(sizes) - 1 + LEAST_UNITS > units:
         del sizes[-2]  # fewer, sharper rounds
     rounds = len(sizes)
@@ -108,7 +103,7 @@ class SuccessiveHalving:
         measured = {cell: found[cell] for cell in rung.cells if cell in found and len(found[cell])}
         self.logs = {cell: pd.concat([*self._before(cell), logs]) for cell, logs in measured.items()}
         self._done, self._start = self._done + 1, rung.stop
-        keep = self._rounds[self._done][0] if self._done < len(self._rounds) else FINALISTS
+        keep = self._rounds[self._done][0] if self._done < len(self._rounds) else 1
         self._racing = sorted(self.logs, key=lambda cell: -float(self.logs[cell].mean()))[:keep]
 
     def _before(self, cell: Cell) -> list[pd.Series]:
@@ -118,14 +113,12 @@ class SuccessiveHalving:
         """The outcome of a race that is over; None where every cell failed."""
         if not self._racing:
             return None
-        first = self.units_before_the_last
-        judging = {number: {"": self.logs[cell].loc[first:]} for number, cell in enumerate(self._racing)}
-        judged = cross_fit(judging)
-        logs = judged.logs[""] if judged else judging[0][""]
+        (cell,) = self._racing
+        logs = self.logs[cell].loc[self.units_before_the_last :]
         ends: Interval = interval(mean(logs), scale=np.exp)
-        return Choice(self._racing[0], float(np.exp(logs.mean())), *ends, tuple(self._racing), len(logs))
+        return Choice(cell, float(np.exp(logs.mean())), *ends, len(logs))
 
     @property
     def units_before_the_last(self) -> int:
-        """How many units chose the finalists."""
+        """How many units chose."""
         return sum(count for _, count in self._rounds[:-1])

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from specrig.measurement.records import Record
-
 LOOPING = 0.3
 """The report warns above this share of repeated 4-grams. Human prose and code of the same length stay well below it."""
 
@@ -24,14 +22,6 @@ def distinct_ngrams(outputs: Iterable[Sequence[int]], n: int = 2) -> float:
     """distinct-n (Li et al. 1510.03055): different n-grams / all n-grams of all outputs. NaN without any."""
     grams = [gram for tokens in outputs for gram in _ngrams(tokens, n)]
     return len(set(grams)) / len(grams) if grams else float("nan")
-
-
-def distinct_in_each(records: Sequence[Record]) -> float:
-    """`distinct_ngrams` of each run through the prompts, the mean: the next run says nearly the same again."""
-    runs: dict[int, list[Sequence[int]]] = {}
-    for record in records:
-        runs.setdefault(record.replicate, []).append(record.run.tokens)
-    return sum(map(distinct_ngrams, runs.values())) / len(runs)
 
 
 def _ngrams(tokens: Sequence[int], n: int) -> list[tuple[int, ...]]:

@@ -29,15 +29,15 @@ class Times:
     """What `group_times` returns: arrays, since a data frame's overhead for a cell's few rows is many times their
     arithmetic.
 
-    keys: (group, replicate) of each row. columns: name -> values.
+    groups: the group of each row. columns: name -> values.
     """
 
-    keys: Sequence[tuple[int, int]]
+    groups: Sequence[int]
     columns: dict[str, Values]
 
     def __len__(self) -> int:
         """The number of rows."""
-        return len(self.keys)
+        return len(self.groups)
 
     def __getitem__(self, name: str) -> Values:
         """A column's values."""
@@ -45,7 +45,7 @@ class Times:
 
 
 def group_times(records: Iterable[Record]) -> Times:
-    """A table of the times and token counts of one cell, with a row for each (group, replicate).
+    """A table of the times and token counts of one cell, with a row for each group.
 
     Each column exists for the method and, with the prefix `baseline_`, for the baseline: `rows` (prompts that decode
     together: the group's, or one for a baseline that runs alone), `tokens` (all emitted tokens), `decode_tokens`
@@ -54,9 +54,9 @@ def group_times(records: Iterable[Record]) -> Times:
     in joules are those of the whole batch. Of a baseline that runs alone they are sums over the prompts, but
     `baseline_ttft_s` is their mean.
     """
-    grouped: dict[tuple[int, int], list[Record]] = {}
+    grouped: dict[int, list[Record]] = {}
     for record in records:
-        grouped.setdefault((record.group, record.replicate), []).append(record)
+        grouped.setdefault(record.group, []).append(record)
     rows = [
         {
             "rows": len(members),
@@ -69,39 +69,40 @@ def group_times(records: Iterable[Record]) -> Times:
     return Times(list(grouped), {name: np.array([row[name] for row in rows]) for name in rows[0]})
 
 
-def log_ratios(times: Times, scope: Scope = "decode") -> pd.Series:
-    """log(baseline seconds per token / method seconds per token), indexed by (group, replicate).
+def log_speedups(times: Times, scope: Scope = "decode") -> pd.Series:
+    """log(baseline seconds per token / method seconds per token), indexed by group.
 
     times: the result of `group_times`. scope "decode": seconds per token are decode_s / decode_tokens. scope
     "end_to_end": they are (prefill_s + decode_s) / tokens. A group in which either side decoded no token is left out:
     end of sequence came first, or (for "decode" alone) the answer arrived at once.
     """
-    return _by_replicate(*_log_ratios(times, scope))
+    prefill, tokens = (0.0, "decode_tokens") if scope == "decode" else (1.0, "tokens")
+    with np.errstate(divide="ignore", invalid="ignore"):
+        method, baseline = (
+            (prefill * times[f"{side}prefill_s"] + times[f"{side}decode_s"]) / times[f"{side}{tokens}"]
+            for side in ("", "baseline_")
+        )
+        logs = np.log(baseline / method)
+    least = 0 if scope == "decode" else 1
+    defined = (times[tokens] > least * times["rows"]) & (times[f"baseline_{tokens}"] > least * times["rows"])
+    return _by_group(times, logs, defined & np.isfinite(logs))
 
 
 def log_rates(times: Times) -> pd.Series:
-    """log(decode tokens / decode seconds) of the method by (group, replicate), without empty groups."""
-    keys, tokens = _together(times.keys, 2, times["decode_tokens"])
-    _, seconds = _together(times.keys, 2, times["decode_s"])
-    defined = (tokens > 0) & (seconds > 0)
-    kept = [key for key, known in zip(keys, defined, strict=True) if known]
-    return _by_replicate(kept, np.log(tokens[defined] / seconds[defined]))
-
-
-def log_speedups(times: Times) -> pd.Series:
-    """The mean of `log_ratios` over the replicates of each group, indexed by group."""
-    keys, logs = _log_speedups(times, "decode")
-    return pd.Series(logs, index=pd.Index(np.array(keys, dtype=int).reshape(-1), name="group"))
+    """log(decode tokens / decode seconds) of the method by group, without empty groups."""
+    tokens, seconds = times["decode_tokens"], times["decode_s"]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return _by_group(times, np.log(tokens / seconds), (tokens > 0) & (seconds > 0))
 
 
 def speedup(times: Times, scope: Scope = "decode") -> float:
     """The geometric mean of the speedups of all groups; NaN if no group has one."""
-    return geometric_mean(np.exp(_log_speedups(times, scope)[1]))
+    return geometric_mean(np.exp(log_speedups(times, scope)))
 
 
 def log_speedup(times: Times, scope: Scope = "decode") -> Estimate:
     """The logarithm of `speedup`, as a mean over groups."""
-    return mean(_log_speedups(times, scope)[1])
+    return mean(log_speedups(times, scope))
 
 
 def tokens_per_s(times: Times, side: Literal["", "baseline_"] = "") -> float:
@@ -112,7 +113,7 @@ def tokens_per_s(times: Times, side: Literal["", "baseline_"] = "") -> float:
 
 def log_tokens_per_s(times: Times) -> Estimate:
     """The logarithm of the method's `tokens_per_s`, by prompts."""
-    return _log_rate(times, times["decode_tokens"], times["decode_s"])
+    return _log_rate(times["decode_tokens"], times["decode_s"])
 
 
 def ms_per_token(times: Times, side: Literal["", "baseline_"] = "") -> float:
@@ -123,62 +124,17 @@ def ms_per_token(times: Times, side: Literal["", "baseline_"] = "") -> float:
 
 def log_s_per_token(times: Times) -> Estimate:
     """The logarithm of the method's `ms_per_token` / 1000, by prompts."""
-    return _log_rate(times, times["decode_s"] * times["rows"], times["decode_tokens"])
+    return _log_rate(times["decode_s"] * times["rows"], times["decode_tokens"])
 
 
-def _log_ratios(times: Times, scope: Scope) -> tuple[list[tuple[int, ...]], Values]:
-    """`log_ratios` as keys and values."""
-    prefill, tokens = (0.0, "decode_tokens") if scope == "decode" else (1.0, "tokens")
-    with np.errstate(divide="ignore", invalid="ignore"):
-        method, baseline = (
-            (prefill * times[f"{side}prefill_s"] + times[f"{side}decode_s"]) / times[f"{side}{tokens}"]
-            for side in ("", "baseline_")
-        )
-        logs = np.log(baseline / method)
-    least = 0 if scope == "decode" else 1
-    defined = (times[tokens] > least * times["rows"]) & (times[f"baseline_{tokens}"] > least * times["rows"])
-    defined &= np.isfinite(logs)
-    kept = [key for key, known in zip(times.keys, defined, strict=True) if known]
-    return _together(kept, 2, logs[defined], mean_of_each=True)
+def _by_group(times: Times, values: Values, defined: Values) -> pd.Series:
+    groups = np.array(times.groups, dtype=int)[defined]
+    return pd.Series(values[defined], index=pd.Index(groups, name="group")).sort_index()
 
 
-def _log_speedups(times: Times, scope: Scope) -> tuple[list[tuple[int, ...]], Values]:
-    """`log_speedups` as keys and values."""
-    keys, logs = _log_ratios(times, scope)
-    return _together(keys, 1, logs, mean_of_each=True)
-
-
-def _by_replicate(keys: Sequence[tuple[int, ...]], values: Values) -> pd.Series:
-    origins = np.array(keys, dtype=int).reshape(-1, 2)
-    return pd.Series(values, index=pd.MultiIndex.from_arrays(list(origins.T), names=["group", "replicate"]))
-
-
-def _together(
-    keys: Sequence[tuple[int, ...]], depth: int, values: Values, *, mean_of_each: bool = False
-) -> tuple[list[tuple[int, ...]], Values]:
-    """(the first `depth` parts of keys, sorted; the sums or means of the values that share them)."""
-    found: dict[tuple[int, ...], list[float]] = {}
-    for key, value in zip(keys, values.tolist(), strict=True):
-        found.setdefault(key[:depth], []).append(value)
-    ordered = sorted(found)
-    sums = [_sum(found[key]) / (len(found[key]) if mean_of_each else 1) for key in ordered]
-    return ordered, np.array(sums, dtype=float)
-
-
-def _sum(values: Sequence[float]) -> float:
-    """The sum of `values` with Kahan's compensation, which is how pandas sums groups."""
-    total = lost = 0.0
-    for value in values:
-        exact = value - lost
-        reached = total + exact
-        lost, total = reached - total - exact, reached
-    return total
-
-
-def _log_rate(times: Times, above: Values, below: Values) -> Estimate:
+def _log_rate(above: Values, below: Values) -> Estimate:
     """The logarithm of Σ above / Σ below over groups, both positive."""
-    (_, numerators), (_, denominators) = (_together(times.keys, 1, values) for values in (above, below))
-    return ratio(numerators, denominators).log()
+    return ratio(above, below).log()
 
 
 def _times(runs: list[Run], side: str, *, alone: bool = False) -> dict[str, float]:

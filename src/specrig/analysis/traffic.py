@@ -9,7 +9,7 @@ infinitely late and meets no limit, so no failure makes a figure better.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,9 +17,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from specrig.analysis import disturbance
 from specrig.analysis.statistics import UNKNOWN, Estimate, Interval, interval, ratio
-from specrig.measurement.signs import reasons, verdict
 from specrig.measurement.traffic.records import Request, Turn, first_answers
 from specrig.study.traffic import Limits
 
@@ -39,11 +37,9 @@ SETTING = ["engine", "pair", "task", "temperature", "method", "variant", "k", "l
 def traffic_table(
     points: Iterable[Sequence[Turn]],
     limits: Limits,
-    environments: Mapping[tuple[str, str, str], Mapping[str, Any]],
 ) -> pd.DataFrame:
     """Two rows a point: `side` is `baseline` or `method`. Times are in seconds; NaN means not known.
 
-    environments: (engine, pair, method) -> environment.json of the job. The column `disturbed` is as in `cells.csv`.
     The last column, joules a token, is there where the device counts energy.
     """
     rows: list[dict[str, Any]] = []
@@ -53,7 +49,6 @@ def traffic_table(
         sides = {side: [turn for turn in turns if turn.is_baseline is side] for side in (True, False)}
         rates = {side: tokens_per_s(found) for side, found in sides.items()}
         reference = first_answers(turns)
-        about[disturbance.COLUMN] = _disturbed(turns, environments.get(cell.method_key, {}))
         for side, found in sides.items():
             row = about | {"side": "baseline" if side else "method"} | _side(found, limits)
             row |= _with_interval("tokens_per_s", rates[side])
@@ -71,16 +66,6 @@ def traffic_table(
     table = pd.DataFrame(rows, columns=[*COLUMNS, ENERGY])
     table = table.assign(predicted_speedup=predicted(table))
     return table.drop(columns=ENERGY) if table[ENERGY].isna().all() else table
-
-
-def _disturbed(turns: Sequence[Turn], environment: Mapping[str, Any]) -> str:
-    """What the system counted against the turns of both sides, since a speedup suffers from either's."""
-    found = [
-        f"turn {turn.turn} of the {'baseline' if turn.is_baseline else 'method'}: {reason}"
-        for turn in turns
-        for reason in reasons([turn.load], environment)
-    ]
-    return verdict(found, recorded=all(turn.load is not None for turn in turns))
 
 
 def predicted(table: pd.DataFrame) -> pd.Series:
@@ -210,7 +195,7 @@ COLUMNS = [
     *(f"{name}_p{percent}{end}" for name in TIMES for percent in PERCENTILES for end in ENDS),
     *(f"goodput{end}" for end in ENDS),
     *("met", "acceptance_length", "acceptance_rate", "drafted_per_pass", "predicted_speedup"),
-    *("identical", "client_share", "late_s", "saturated", "client_late", disturbance.COLUMN),
+    *("identical", "client_share", "late_s", "saturated", "client_late"),
 ]
 ENERGY = "energy_per_token_j"
 """A column that not every study has, named as that of cells."""

@@ -61,7 +61,7 @@ TYPED: tuple[Callable[..., None], ...] = (
     *(share.compare, share.publish, share.verify, plan.pin),
 )
 """What people type, in the order of the help."""
-RARE: tuple[Callable[..., None], ...] = (plan.schema, measure.remeasure)
+RARE: tuple[Callable[..., None], ...] = (plan.schema,)
 """Not in the help."""
 STAGES: tuple[Callable[..., None], ...] = (
     *(train.prompts, train.convert, train.train, train.write_text, train.train_jointly),

@@ -106,15 +106,15 @@ def hub(study: Study) -> Check:
 def _cost(study: Study) -> Iterator[Check]:
     """Disk, memory and time of the study on this machine, from its bandwidth and speed as they are now."""
     from specrig.planning.estimate import extent, hours, pair_sizes, size_text, time_text, training_cost
-    from specrig.provenance.load import probe
+    from specrig.provenance.bandwidth import copy_gb_s, product_gflop_s
 
     sizes, cost = pair_sizes(study), training_cost(study)
     folder = next(path for path in (study.root, *study.root.absolute().parents) if path.exists())
     free, needed = shutil.disk_usage(folder).free, cost.disk + 1e9  # records, tables, MLflow's files
     fix = "" if free > needed else "free some, or choose another disk: --config results=PATH"
     yield Check("disk", free > needed, f"{size_text(free)} free, the study needs about {size_text(needed)}", fix)
-    now = probe(resolve_device(study.device))
-    bandwidth, speed = 1e9 * (now["copy_gb_s"] or 0.0) or None, 1e9 * now["product_gflop_s"]
+    device = resolve_device(study.device)
+    bandwidth, speed = 1e9 * (copy_gb_s(device) or 0.0) or None, 1e9 * product_gflop_s(device)
     trains = f"training at least {time_text(cost.flop / speed)}" if cost.named else "no training"
     seconds = 3600 * hours(study, sizes, bandwidth)[0]
     yield Check("cost", True, f"{study.study} here: {trains}, measuring about {time_text(seconds)}; {extent(study)}")

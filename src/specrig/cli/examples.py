@@ -7,7 +7,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "specrig run",
         "specrig run configs/gpu_shapes.yaml --profile gpu",
         "specrig run configs/quick.yaml -n",
-        "specrig run configs/quick.yaml --config prompts=4 replicates=1",
+        "specrig run configs/quick.yaml --config prompts=4",
     ),
     "decode": (
         'specrig decode "def area(width, height):" --compare',
@@ -35,10 +35,9 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "stage measure": (
         "specrig stage measure --study configs/test.yaml --engine native --pair tiny",
-        "specrig stage measure --study configs/test.yaml --engine native --pair tiny --method ngram --replicate 1",
+        "specrig stage measure --study configs/test.yaml --engine native --pair tiny --method ngram",
     ),
     "tune": ("specrig tune configs/quick.yaml",),
-    "remeasure": ("specrig remeasure", "specrig remeasure configs/smollm2.yaml --json"),
     "stage traffic": (
         "specrig stage traffic --study configs/load.yaml --engine llamacpp --pair smollm2_135m_shipped_fp32 --method ngram",
     ),

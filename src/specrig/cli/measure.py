@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -19,11 +18,9 @@ def measure(
     engine: EngineName,
     pair: PairName,
     method: Annotated[list[str] | None, typer.Option(help="Repeatable. Default: every method of the study")] = None,
-    replicate: Annotated[int, typer.Option(help="Number of the replicate, from 0")] = 0,
 ) -> None:
     """Measure the missing cells of an engine and a pair, in one process."""
-    from specrig.measurement.quarantine import count_failures
-    from specrig.measurement.records import replicate_folder
+    from specrig.measurement.failures import count_failures
     from specrig.measurement.runner import measure
 
     loaded = load(study)
@@ -31,9 +28,9 @@ def measure(
     if not methods:
         known = ", ".join(dict.fromkeys(" ".join(job[:2]) for job in loaded.grid.by_method)) or "none"
         raise typer.BadParameter(f"study {loaded.study} measures nothing on {pair!r} with {engine!r} (it has: {known})")
-    measure(loaded, engine, pair, methods, replicate)
+    measure(loaded, engine, pair, methods)
     for name in methods:
-        count_failures(replicate_folder(loaded.root / "records" / engine / pair / name, replicate))
+        count_failures(loaded.root / "records" / engine / pair / name)
 
 
 def traffic(
@@ -43,7 +40,7 @@ def traffic(
     method: MethodName,
 ) -> None:
     """Measure a method's servers under load: the missing points, in one process."""
-    from specrig.measurement.quarantine import count_failures
+    from specrig.measurement.failures import count_failures
     from specrig.measurement.traffic.records import FOLDER
     from specrig.measurement.traffic.sweep import measure_traffic
 
@@ -81,41 +78,6 @@ def answers(
         known = ", ".join(" ".join(each) for each in loaded.grid.conversations) or "none"
         raise typer.BadParameter(f"study {loaded.study} has no turns of {task!r} on {pair!r} (it has: {known})")
     write_answers(loaded, pair, task, loaded.root)
-
-
-def remeasure(
-    config: ConfigFile = DEFAULT,
-    study: Annotated[Path | None, typer.Option(hidden=True, help="The same; reports of older versions name it")] = None,
-    as_json: Json = False,
-) -> None:
-    """Quarantine the records of disturbed cells: the next run of the study measures only these cells again."""
-    from specrig.analysis.disturbance import disturbances
-    from specrig.measurement.quarantine import quarantine_disturbed
-    from specrig.measurement.records import replicate_folder
-    from specrig.report.study_data import read_study
-
-    loaded = load(study or config)
-    disturbed: dict[Path, dict[str, None]] = {}
-    data = read_study(loaded.root)
-    marks = disturbances(data.every, data.environments)
-    reasons = [(name, reason) for name, found in marks.items() for reason in found]
-    for name, reason in reasons:
-        job, _, slug = name.rpartition("/")
-        disturbed.setdefault(replicate_folder(loaded.root / "records" / job, reason.replicate), {})[slug] = None
-    for folder, slugs in disturbed.items():
-        quarantine_disturbed(folder, slugs)
-    files = [folder / f"{slug}.jsonl" for folder, slugs in disturbed.items() for slug in slugs]
-    if as_json:
-        cells = [{"cell": name, "replicate": reason.replicate, "reason": reason.text} for name, reason in reasons]
-        print_json({"disturbed": cells, "quarantined": files})
-        return
-    for name, reason in reasons:
-        typer.echo(f"{name}, replicate {reason.replicate}: {reason.text}")
-    typer.echo(
-        f"{len(files)} record files quarantined: run the study again (make, or snakemake) to measure them"
-        if files
-        else "no cell is disturbed"
-    )
 
 
 def audit(study: StudyFile = DEFAULT) -> None:

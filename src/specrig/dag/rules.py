@@ -19,9 +19,8 @@ from specrig.decoding.drafters import registry as methods
 from specrig.engines import registry as engines
 from specrig.files import write_atomically
 from specrig.measurement.answers import answering_cell
+from specrig.measurement.failures import failed_names
 from specrig.measurement.plan import gpus_used, job_digest
-from specrig.measurement.quarantine import disturbed_names, failed_names
-from specrig.measurement.records import replicate_folder
 from specrig.measurement.traffic.records import FOLDER as TRAFFIC
 from specrig.models.gguf import FILES as CONVERTED_FILES
 from specrig.models.gguf import located
@@ -240,11 +239,10 @@ class Rules:
         return [f"code of {name}: {job_digest(wildcards.engine, name)}" for name in self.job_methods(wildcards)]
 
     def failed_cells(self, wildcards: Wildcards) -> list[str]:
-        """Names of cells that failed or were disturbed. When this changes, the job measures them again."""
+        """Names of cells that failed. When this changes, the job measures them again."""
         records, names = self.root / "records" / wildcards.engine / wildcards.pair, []
         for method in self.job_methods(wildcards):
-            folder = replicate_folder(records / method, self.replicate(wildcards))
-            names += [f"{method}/{name}" for name in (*failed_names(folder), *disturbed_names(folder))]
+            names += [f"{method}/{name}" for name in failed_names(records / method)]
         return names
 
     def loads(self, wildcards: Wildcards) -> list[str]:
@@ -281,20 +279,6 @@ class Rules:
     def traffic_code(self, wildcards: Wildcards) -> str:
         """Digest of the code of a traffic job."""
         return f"code of {wildcards.method}: {job_digest(wildcards.engine, wildcards.method)}"
-
-    def replicate(self, wildcards: Wildcards) -> int:
-        """The number of a measuring job's replicate, from 0."""
-        return int(wildcards.again[1:] or 0)
-
-    def measuring_priority(self, wildcards: Wildcards) -> int:
-        """The priority of a measuring job, by which all jobs are measured once before any is measured again.
-
-        Replicates are ordered by priority and not by inputs, so that a failed job does not keep the others from their
-        second time, and a job that is measured again makes no other stale. Since a measuring job takes all cores, it
-        never starts while a job of higher priority runs or could run; only on several GPUs, a last one of higher
-        priority may still run beside it.
-        """
-        return self.study.replicates - self.replicate(wildcards)
 
     def audited_options(self, wildcards: Wildcards) -> str:
         """Digest of what the exact test of a method depends on: its k's, temperatures and options, and its engine's."""

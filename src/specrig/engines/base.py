@@ -150,12 +150,13 @@ class Engine(ABC):
     def environment(self) -> dict[str, Any]:
         """What the report needs to know about the engine, for the job's environment.json."""
         options = self.options.model_dump(mode="json")
-        known = {
+        known: dict[str, Any] = {
             "name": self.name,
             "build": self.build(options),
             "options": options,
             "precision": self.precision(self.pair),
         }
+        known["paired"] = self.paired
         return {"engine": known | {"untested": self.untested, "differences": dict(self.differences)}}
 
     def reset_peak_memory(self) -> None:

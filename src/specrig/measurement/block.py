@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -175,7 +176,6 @@ class Block:
                         digest=self.plan.digests[cell],
                         prompt_id=prompt.id,
                         group=number,
-                        replicate=self.plan.replicate,
                         seed=seed_of(self.plan.seed, cell.task, prompt.id),
                         prompt_tokens=len(self.tokens[prompt.id]),
                         text=self.engine.decode(run.tokens),
@@ -187,6 +187,7 @@ class Block:
                         chosen=self.engine.chosen(cell),
                         run=run,
                         baseline=plain,
+                        when=datetime.now(UTC).isoformat(timespec="seconds"),
                     )
                 )
         return records

@@ -13,7 +13,7 @@ from specrig.decoding.drafters import registry as methods
 from specrig.engines import registry as engines
 from specrig.engines.base import Engine, EngineError
 from specrig.measurement.blocks import baseline_of
-from specrig.measurement.records import RecordError, read_records, replicate_folder
+from specrig.measurement.records import RecordError, read_records
 from specrig.measurement.task_prompts import prepared
 from specrig.models.endpoint import endpoint_of
 from specrig.models.hub import at_commits
@@ -46,7 +46,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class MeasurementPlan:
-    """What one process measures, in one replicate, and all that decides it."""
+    """What one process measures, and all that decides it."""
 
     engine: type[Engine]
     pair: PairFiles
@@ -55,7 +55,6 @@ class MeasurementPlan:
     """`cuda` or `cpu`; the GPUs are this process's own."""
     threads: int | None
     seed: int
-    replicate: int
     max_new_tokens: int
     warmup: int
     repeats: Repeats
@@ -82,19 +81,15 @@ def resolve(
     engine: str,
     pair: str,
     method_names: Sequence[str],
-    replicate: int = 0,
     part: Part | None = None,
 ) -> MeasurementPlan:
-    """Resolve what a process measures: the cells of some methods on one engine and pair, in one replicate.
+    """Resolve what a process measures: the cells of some methods on one engine and pair.
 
     part: measure only this; None: all cells on all prompts.
 
     Takes GPUs for this process where jobs share them. Raises EngineError for what the study does not have, ModelError
     for a draft or head that was trained for another target.
     """
-    if not 0 <= replicate < study.replicates:
-        count = study.replicates
-        raise EngineError(f"study {study.study} has no replicate {replicate}: it has {count}, counted from 0")
     if absent := [name for name in method_names if (engine, pair, name) not in study.grid.by_method]:
         raise EngineError(f"study {study.study} has no cells of {engine}/{pair}/{absent[0]}")
     grid = {name: study.grid.by_method[engine, pair, name] for name in method_names}
@@ -102,7 +97,7 @@ def resolve(
     files = study.paths.pair_files(pair, study.root)
     records = (part.folder if part else study.root / "records") / engine / pair
     files = files.only([need for name in method_names for need in methods()[name].needs])
-    folders = {name: replicate_folder(records / name, replicate) for name in method_names}
+    folders = {name: records / name for name in method_names}
     kind = engines()[engine]
     # Before anything can start CUDA, which reads once which GPUs are this process's.
     device = resolve_device(study.device, gpus_used(kind, files.tensor_parallel))
@@ -114,7 +109,6 @@ def resolve(
         *(study.seed, study.max_new_tokens, study.repeats.model_dump(), study.warmup, files.dtype),
         [files.tensor_parallel, files.quantization, files.gpu_memory_utilization, files.max_model_len],
         *(device, study.threads),
-        *([f"replicate {replicate}"] if replicate else []),
     ]
     digests: dict[Cell, str] = {}
     pending: dict[str, list[Cell]] = {}
@@ -134,7 +128,6 @@ def resolve(
         device=device,
         threads=study.threads,
         seed=study.seed,
-        replicate=replicate,
         max_new_tokens=study.max_new_tokens,
         warmup=study.warmup,
         repeats=study.repeats,

@@ -21,10 +21,6 @@ from specrig.files import write_atomically
 
 SCHEMA_VERSION: Literal[5] = 5
 """The version of records that this code writes and reads. Since version 5 a record holds every repeat of its prompt."""
-NOT_RECORDED = "not recorded"
-"""What tables say of disturbances where records have no `load` and the times look undisturbed."""
-REPLICATE = "replicate-"
-"""Beginning of the name of a replicate's folder, before its number; the first replicate has no folder of its own."""
 
 
 class RecordError(ValueError):
@@ -90,52 +86,6 @@ class DeviceState(BaseModel):
     """Reasons why the clocks were lower than they could be."""
 
 
-class Load(BaseModel):
-    """What the machine did from right before a generation to right after it, in seconds, summed over all processors.
-
-    None: the system does not report it, or it says nothing because other processes or another device did the work.
-    """
-
-    model_config = ConfigDict(extra="forbid")
-
-    elapsed_s: float
-    own_s: float
-    """Processor time of the job's own processes."""
-    others_s: float
-    """Processor time of all other processes and of the system."""
-    steal_s: float
-    """Processor time that the host of a virtual machine gave to others while this machine asked for it."""
-    waited_s: float | None = None
-    """How long the job's threads were ready to run while no processor was free for them."""
-    held_s: float | None = None
-    """How long the measuring thread neither ran nor could run: suspended, or waiting for a disk or a thread."""
-    slept_s: float = 0.0
-    """How long the whole machine was suspended."""
-
-    def plus(self, other: Load) -> Load:
-        """The sum of this load and another; None for each field that is None in one of them."""
-        ours, theirs = self.model_dump(), other.model_dump()
-        both = {
-            name: None if None in (value, theirs[name]) else round(value + theirs[name], 4)
-            for name, value in ours.items()
-        }
-        return Load.model_validate(both)
-
-
-class Probe(BaseModel):
-    """How fast the machine was at a moment between two blocks of cells, by short measurements."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    when: str
-    """Time of the probe in UTC, ISO 8601."""
-    copy_gb_s: float | None = None
-    """Bandwidth of a copy larger than the caches in GB/s, read and written bytes added; None if memory was short."""
-    product_gflop_s: float | None = None
-    """Speed of a product of two float32 matrices in GFLOP/s."""
-    load_1min: float | None = None
-
-
 Timing = Literal["rounds", "run", "mean"]
 """How a decode time follows from repeats: the sum of the least times of rounds, the least whole run, or the mean time
 per token (`measurement.repeats`)."""
@@ -194,8 +144,6 @@ class Run(BaseModel):
     energy_j: float | None = None
     """Joules of the device in the generation, prefill included (in a batch, of the whole batch); None: not counted."""
     device: DeviceState | None = None
-    load: Load | None = None
-    """What the machine did meanwhile; in a batch, during the whole batch. None if it was not recorded."""
     fallbacks: list[str] = Field(default_factory=list, exclude_if=operator.not_)
     """What the process could not do as fast as it should, so far (`runtime.types.FALLBACKS`), and what a server's answer
     lacks (`Generation.notes`)."""
@@ -215,8 +163,6 @@ class Record(BaseModel):
     prompt_id: str
     group: int
     """Number of the batch in which the prompt ran; times are those of the batch. Batch size 1: a group a prompt."""
-    replicate: int = 0
-    """Which of the study's replicates this is: the same cell and prompts, by another process at another time."""
     seed: int
     prompt_tokens: int
     text: str
@@ -234,10 +180,8 @@ class Record(BaseModel):
     """What the engine chose for the cell by timing, once a job: `pass_costs` by rows of a batch."""
     run: Run
     baseline: Run
-    before: Probe | None = None
-    """How fast the machine was at most `machine_state.RENEWED_S` before the cell's block. None: not recorded."""
-    after: Probe | None = None
-    """How fast the machine was at the end of the cell's block; None if it was not recorded."""
+    when: str | None = None
+    """When the last repeat ended, in UTC, ISO 8601."""
 
     @property
     def settled(self) -> bool:
@@ -269,10 +213,10 @@ def read_records(path: Path) -> Iterator[Record]:
 
 
 def groups(records: Iterable[Record]) -> list[list[Record]]:
-    """The records of each batch, batches in the order in which they ran: by replicate and group."""
-    found: dict[tuple[int, int], list[Record]] = {}
+    """The records of each batch, in the order of `Record.group`."""
+    found: dict[int, list[Record]] = {}
     for record in records:
-        found.setdefault((record.replicate, record.group), []).append(record)
+        found.setdefault(record.group, []).append(record)
     return [found[key] for key in sorted(found)]
 
 
@@ -285,29 +229,16 @@ def baselines(members: Sequence[Record]) -> list[Run]:
     return [record.baseline for record in (members if members[0].baseline_alone else members[:1])]
 
 
-def replicate_folder(job: Path, replicate: int) -> Path:
-    """The folder with the records of a replicate: `job` itself for the first, a folder in it for each other."""
-    return job / f"{REPLICATE}{replicate}" if replicate else job
-
-
-def replicate_of(folder: str | Path) -> int:
-    """The number of the replicate whose records lie in `folder`, from the folder's name; 0 for the first one."""
-    name = Path(folder).name
-    return int(name.removeprefix(REPLICATE)) if name.startswith(REPLICATE) else 0
-
-
-def study_records(root: Path, replicates: int | None = None) -> list[Record]:
+def study_records(root: Path) -> list[Record]:
     """Read every record that the `index.json` files below `root` (a study's `records/` folder) name, in the order of
     paths.
 
-    Records of cells that were removed from the study stay on disk, since the cells may come back, but are not read. If
-    `replicates` is given, only so many replicates are read.
+    Records of cells that were removed from the study stay on disk, since the cells may come back, but are not read.
     """
     found: list[Record] = []
     for index in sorted(root.rglob("index.json")):
-        if replicates is None or replicate_of(index.parent) < replicates:
-            for entry in read_index(index)["cells"].values():
-                found += read_records(index.parent / entry["records"])
+        for entry in read_index(index)["cells"].values():
+            found += read_records(index.parent / entry["records"])
     return found
 
 

@@ -26,6 +26,7 @@ from specrig.measurement.progress import Advance, progress
 from specrig.measurement.recording import write_index
 from specrig.provenance.bandwidth import memory
 from specrig.provenance.environment import capture
+from specrig.provenance.load import Load
 
 if TYPE_CHECKING:
     from specrig.study.study import Study
@@ -36,10 +37,9 @@ def measure(
     engine: str,
     pair: str,
     method_names: Sequence[str],
-    replicate: int = 0,
     part: Part | None = None,
 ) -> None:
-    """Measure the cells of some methods on one engine and pair, in one replicate, that are not measured yet.
+    """Measure the cells of some methods on one engine and pair that are not measured yet.
 
     part: measure only this; None: all cells on all prompts.
 
@@ -48,7 +48,7 @@ def measure(
     does not stop the others. Raises EngineError and ModelError if the target cannot be loaded, EngineError for what the
     study does not have.
     """
-    plan = resolve(study, engine, pair, method_names, replicate, part)
+    plan = resolve(study, engine, pair, method_names, part)
     failed = dict(plan.unusable)
     if plan.pending:
         failed |= _run(plan, f"{engine}/{pair}")
@@ -67,6 +67,7 @@ def _run(plan: MeasurementPlan, title: str) -> dict[Cell, str]:
         meter = open_things.enter_context(_metered(engine))
         environment = capture(plan.pair, device=plan.device, threads=plan.threads)
         environment |= engine.environment() | {"energy": meter.source}
+        load = Load()
         _describe(plan, environment)
         groups = in_turn(chain.from_iterable(plan.pending.values()), paired=engine.paired)
         blocks = [[Block(plan, engine, meter, cells) for cells in group] for group in groups]
@@ -77,7 +78,8 @@ def _run(plan: MeasurementPlan, title: str) -> dict[Cell, str]:
                 failed |= {cell: block.failed[cell] for block in group for cell in block.cells if cell in block.failed}
         # Last: heads are loaded by now, and what memory is read with is in no cell's peak memory.
         if engine.loads_pairs:
-            _describe(plan, environment | engine.environment() | {"memory": memory(plan.device)})
+            environment |= engine.environment() | {"memory": memory(plan.device), "load": load.so_far()}
+            _describe(plan, environment)
     return failed
 
 

@@ -49,7 +49,7 @@ UNITS = (("hour", 3600, 1), ("minute", 60, 0), ("second", 1, 0))
 """Units of time: name, seconds, digits after the point."""
 ASSUMPTION = (
     f"each pass reads the weights once at {REACHED:.0%} of {{bandwidth}} GB/s ({{machine}}), "
-    "no method faster than its baseline, {free}, downloads, training and disturbed cells that are measured again not "
+    "no method faster than its baseline, {free}, downloads, training and repeats of what does not settle at once not "
     "counted"
 )
 
@@ -142,7 +142,7 @@ def hours(study: Study, sizes: list[PairSize], bandwidth: float | None = None) -
     known = {size.pair: size for size in sizes if size.target is not None}
     processes = (process for process in study.grid.jobs if process[1] in known)
     seconds = sum(process_seconds(study, process, known[process[1]], bandwidth) for process in processes)
-    seconds = seconds * study.replicates + sum(load_seconds(study, sizes, bandwidth).values())
+    seconds = seconds + sum(load_seconds(study, sizes, bandwidth).values())
     machine = "measured here" if here else "an A100 80 GB" if device == "cuda" else "CPU"
     free = "prompts and drafts free"
     if study.contexts:
@@ -167,7 +167,7 @@ def process_seconds(
     bandwidth: float | None = None,
     repeats: int | None = None,
 ) -> float:
-    """Seconds that one measuring job takes in one replicate, by the same bound as `hours`.
+    """Seconds that one measuring job takes, by the same bound as `hours`.
 
     process: a key of the grid's `jobs`. size: of its pair, whose target's shape is known. bandwidth: as in
     `hours`. repeats: of every prompt; None: the least of the study, as if all settled.
@@ -248,10 +248,9 @@ def run_estimate(study: Study, measured: int) -> str | None:
 
 
 def extent(study: Study) -> str:
-    """Cells, jobs and replicates as text, e.g. `6 cells in 1 job × 2`."""
+    """Cells and jobs as text, e.g. `6 cells in 1 job`."""
     cells, jobs = len(study.grid.cells), len(study.grid.jobs)
-    again = f" × {study.replicates}" if study.replicates > 1 else ""
-    return f"{cells} cell{'s' if cells != 1 else ''} in {jobs} job{'s' if jobs != 1 else ''}{again}"
+    return f"{cells} cell{'s' if cells != 1 else ''} in {jobs} job{'s' if jobs != 1 else ''}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from specrig.measurement.records import RecordError, read_index, replicate_folder
+from specrig.measurement.records import RecordError, read_index
 from specrig.report.labels import BASELINES
 from specrig.study.config import Config
 from specrig.study.load import load_study
@@ -100,7 +100,7 @@ def _has_row(study: Path, pair: Pair) -> bool:
 
 
 def cells_measured(study: Study) -> int:
-    """How many cells of a study have records of every replicate, made with its settings.
+    """How many cells of a study have records that were made with its settings.
 
     Only names, indexes and the settings and task rows of the last run are looked at, which takes no time. So a run may
     measure more than the other cells: those whose code, models or prompts have changed.
@@ -116,8 +116,8 @@ def cells_measured(study: Study) -> int:
         if pair not in last.rows.pairs or study.job_settings(engine, pair) != last.job_settings(engine, pair):
             continue
         own = study.root / "records" / engine / pair / method
-        recorded = [_recorded(replicate_folder(own, number)) for number in range(study.replicates)]
-        found += sum(repr(cell) in unchanged and all(cell.slug in each for each in recorded) for cell in cells)
+        recorded = _recorded(own)
+        found += sum(repr(cell) in unchanged and cell.slug in recorded for cell in cells)
     return found
 
 

@@ -62,7 +62,6 @@ def plan_of(study: Study) -> dict[str, Any]:
     reasons = {name: engines()[name].untested for name in dict.fromkeys(cell.engine for cell in grid.cells)}
     return {
         "study": study.study,
-        "replicates": study.replicates,
         "prompts": study.prompts,
         "prompts_of": {task: _prompt_count(study, task) for task in study.tasks},
         "cells": len(grid.cells),

@@ -53,12 +53,11 @@ class Tuned:
 
 @dataclass
 class _Setting:
-    """A race and what it has cost. repeats: the least of the study; replicates: of the study."""
+    """A race and what it has cost. repeats: the least of the study."""
 
     baseline: Cell
     race: SuccessiveHalving
     repeats: int
-    replicates: int
     measured: int = 0
 
     def enter(self, rung: Rung, logs: Mapping[Cell, pd.Series]) -> None:
@@ -79,7 +78,7 @@ class _Setting:
             if len(race.cells) < 2
             else f"{race.units} prompts or batches: too few to choose and to judge"
         )
-        grid = self.generations(race.cells, race.units) * self.replicates
+        grid = self.generations(race.cells, race.units)
         if not race.possible:
             return Tuned(self.baseline, None, 0, grid, reason)
         choice = race.choice()
@@ -101,8 +100,8 @@ def tune(study: Study, share: float = SHARE) -> list[Tuned]:
         _check_made(study, pair, {cell.task for cell in cells})
         settings = []
         for baseline, members in _by_setting(cells).items():
-            race = _race(members, _units(study, members[0]), share * study.replicates)
-            settings.append(_Setting(baseline, race, study.repeats.least, study.replicates))
+            race = _race(members, _units(study, members[0]), share)
+            settings.append(_Setting(baseline, race, study.repeats.least))
         for done in count():
             rungs = [(setting, rung) for setting in settings if (rung := setting.race.rung)]
             if not rungs:
@@ -122,7 +121,7 @@ def _measure_round(study: Study, rungs: Sequence[tuple[_Setting, Rung]], folder:
     methods = list(dict.fromkeys(cell.method for cell in prompts))
     first = next(iter(prompts))
     measure(study, first.engine, first.pair, methods, part=Part(folder, prompts))
-    records = by_cell(study_records(folder / first.engine / first.pair, 1))
+    records = by_cell(study_records(folder / first.engine / first.pair))
     for setting, rung in rungs:
         logs = {cell: log_speedups(group_times(records[cell.name])) for cell in rung.cells if cell.name in records}
         setting.enter(rung, {cell: found.set_axis(found.index + rung.start) for cell, found in logs.items()})

@@ -1,4 +1,4 @@
-"""Measures how fast the device copies memory, once a job and outside of timing. No pass can read its weights faster."""
+"""Measures how fast the device copies memory and multiplies, outside of timing. No pass can read its weights faster."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ second."""
 LEAST = 256 << 20
 """Least size of the copied buffer in bytes: far larger than a GPU's cache."""
 MOST = 1 << 30
+MATRIX = {"cpu": 512, "cuda": 4096}
+"""Device -> rows and columns of the multiplied matrices, so that a product takes some milliseconds."""
+PRODUCTS = 20
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 
 
@@ -56,6 +59,23 @@ def copy_gb_s(device: str) -> float | None:
         wait(device)
         seconds.append(time.perf_counter() - start)
     return 2 * BURST[device] * source.numel() * source.element_size() / min(seconds) / 1e9
+
+
+def product_gflop_s(device: str) -> float:
+    """Speed of a product of two float32 matrices in GFLOP/s; the fastest of `PRODUCTS` counts."""
+    import torch
+
+    size = MATRIX[device]
+    left = torch.ones(size, size, device=device)
+    right, out = left.clone(), torch.empty_like(left)
+    seconds = []
+    for _ in range(PRODUCTS):
+        wait(device)
+        start = time.perf_counter()
+        torch.mm(left, right, out=out)
+        wait(device)
+        seconds.append(time.perf_counter() - start)
+    return 2 * size**3 / min(seconds) / 1e9
 
 
 def last_level_cache() -> int | None:

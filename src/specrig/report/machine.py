@@ -107,7 +107,7 @@ def machine(environment: dict[str, Any]) -> str:
 
 
 def engine_notes(jobs: list[MeasuredJob], cells: pd.DataFrame) -> list[str]:
-    """One sentence for each engine that recorded its build, its options or the drift of its baseline."""
+    """One sentence for each engine that recorded its build, its options or that cannot alternate."""
     notes = []
     for name in dict.fromkeys(job.engine for job in jobs):
         engine: dict[str, Any] = next(
@@ -115,15 +115,11 @@ def engine_notes(jobs: list[MeasuredJob], cells: pd.DataFrame) -> list[str]:
         )
         options = ", ".join(f"{key} {value}" for key, value in (engine.get("options") or {}).items())
         weights = ", ".join(f"{kind} ({pair})" for pair, kind in precisions(jobs).get(name, {}).items())
-        drifts = cells.loc[cells["engine"] == name, "baseline_drift"].dropna()
         parts = [
             engine.get("build"),
             f"weights: {weights}" if weights else None,
             f"options: {options}" if options else None,
-            "its baseline ran before and after each job's methods, and the mean of both runs counts; from the first to "
-            f"the second run its time per token changed by {drifts.min():+.0%} to {drifts.max():+.0%}"
-            if len(drifts)
-            else None,
+            None if engine.get("paired", True) else "its baseline ran before and after each job's methods",
         ]
         if any(parts):
             notes.append(f"Engine {name}: {'; '.join(filter(None, parts))}.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ class MeasuredJob:
     """A job, which is one folder below `records/`.
 
     files: cell slug -> record file. failed: cell slug -> the reason why the cell failed. environment: the content of
-    environment.json. replicate: the number of a further run, which only publications of older versions have.
+    environment.json.
     """
 
     engine: str
@@ -39,7 +39,6 @@ class MeasuredJob:
     files: dict[str, Path]
     failed: dict[str, str] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
-    replicate: int = 0
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -156,7 +155,7 @@ class StudyData:
         """`Cell.name` -> (prompts in which timing did not settle, all prompts), of measured cells; empty if all did."""
         counts = {
             name: (
-                len({record.prompt_id for record in records if not getattr(record, "settled", True)}),
+                len({record.prompt_id for record in records if not record.settled}),
                 len({record.prompt_id for record in records}),
             )
             for name, records in self.cells.items()
@@ -226,12 +225,8 @@ def read_study(folder: Path) -> StudyData:
     jobs = []
     for job_folder in sorted((folder / "records").glob("*/*/*")):
         engine, pair, method = parts = job_folder.parts[-3:]
-        if _in_study(config, *parts):
-            # Publications of older versions keep further runs of a job in folders below it.
-            for number in range(config.get("replicates", 1)):
-                run = job_folder / f"replicate-{number}" if number else job_folder
-                if any(run.glob("*.json*")):
-                    jobs.append(replace(_job(run, engine, pair, method), replicate=number))
+        if _in_study(config, *parts) and any(job_folder.glob("*.json*")):
+            jobs.append(_job(job_folder, engine, pair, method))
     return StudyData(folder, config, jobs)
 
 

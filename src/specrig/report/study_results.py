@@ -138,7 +138,7 @@ class StudyResults:
     def traffic(self) -> DataTable:
         """Servers under load."""
         limits = Limits.model_validate((self.study.config.get("traffic") or {}).get("goodput") or {})
-        frame = traffic_table(self.study.under_load[0].values(), limits, self.study.traffic_environments)
+        frame = traffic_table(self.study.under_load[0].values(), limits)
         frame = self.study.labelled(frame)
         formatted, paper = (traffic_grid(frame, self.name, short=short) for short in (False, True))
         return DataTable(frame, formatted, paper)

@@ -23,7 +23,6 @@ from typing import Any
 from specrig.analysis.quality import Score
 from specrig.errors import first_line
 from specrig.files import write_atomically
-from specrig.measurement.records import replicate_folder
 from specrig.measurement.traffic.records import FOLDER as TRAFFIC
 from specrig.report.machine import model_rows
 from specrig.report.study_data import MeasuredJob, StudyData
@@ -133,12 +132,11 @@ def read_scores(results: Path) -> list[Score]:
 
 
 def _pack_job(job: MeasuredJob, folder: Path, names: Sequence[str], shown: set[str]) -> None:
-    """Write one replicate of a job: its records, its index with hashes of the published records, its environment."""
-    there = replicate_folder(folder / "records" / Path(*job.key), job.replicate)
+    """Write a job: its records, its index with hashes of the published records, its environment."""
+    there = folder / "records" / Path(*job.key)
     cells = {}
     for slug, path in job.files.items():
-        for attempt in sorted(path.parent.glob(f"{path.name}*")):  # the one that counts, and others
-            write_atomically(there / attempt.name, _public_records(attempt, shown))
+        write_atomically(there / path.name, _public_records(path, shown))
         content = (there / path.name).read_bytes()
         digest = json.loads(content.partition(b"\n")[0])["digest"] if content else ""
         cells[slug] = {"records": path.name, "sha256": sha256(content).hexdigest(), "digest": digest}

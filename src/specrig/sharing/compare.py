@@ -123,7 +123,7 @@ def compare_cells(a: StudyData, b: StudyData) -> pd.DataFrame:
 
     Columns: `IDENTITY`, `lossless`; `speedup` and `plain_tokens_per_s` of A (`_a`) and B (`_b`), the speedups with
     intervals; `ratio`, B / A with its interval; `prompts`, how many units it rests on, and whether they are the same
-    (`paired`); of `common_outputs` generations with the same prompt, replicate and repeat, `equal_outputs` have the same
+    (`paired`); of `common_outputs` generations with the same prompt, `equal_outputs` have the same
     tokens.
     """
     rows = {side: {row_identity(row): row for row in row_dicts(study.table)} for side, study in (("a", a), ("b", b))}
@@ -214,10 +214,7 @@ def _difference(a: pd.Series, b: pd.Series) -> tuple[Estimate, int, bool]:
 
 
 def _equal_outputs(a: Sequence[Record], b: Sequence[Record]) -> tuple[int, int]:
-    """(how many have the same tokens, of how many) generations of the same prompt, replicate and repeat."""
-    ours, theirs = (
-        {(record.prompt_id, record.prompt_tokens, record.replicate): record.run.tokens for record in side}
-        for side in (a, b)
-    )
+    """(how many have the same tokens, of how many) generations of the same prompt."""
+    ours, theirs = ({(record.prompt_id, record.prompt_tokens): record.run.tokens for record in side} for side in (a, b))
     common = ours.keys() & theirs.keys()
     return sum(ours[key] == theirs[key] for key in common), len(common)

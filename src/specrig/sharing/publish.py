@@ -17,13 +17,12 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import product
 from pathlib import Path
 
 from specrig import __version__
 from specrig.analysis.quality import Score
 from specrig.files import write_atomically
-from specrig.measurement.records import SCHEMA_VERSION, read_index, replicate_folder
+from specrig.measurement.records import SCHEMA_VERSION, read_index
 from specrig.measurement.traffic.records import FOLDER as TRAFFIC
 from specrig.provenance.environment import code_version
 from specrig.report.documents.attachments import Beside
@@ -150,11 +149,11 @@ def _check_finished(study: Study) -> None:
     again = "finish it first: the same `make` or `snakemake` command continues it"
     if not (study.root / STUDY).is_file():
         raise PublicationError(f"{study.root}: no results there; {again}")
-    jobs = {(job.key, job.replicate): job for job in read_study(study.root).jobs}
+    jobs = {job.key: job for job in read_study(study.root).jobs}
     missing = []
-    for (key, cells), number in product(study.grid.by_method.items(), range(study.replicates)):
-        job = jobs.get((key, number))
-        index = replicate_folder(study.root / "records" / Path(*key), number) / "index.json"
+    for key, cells in study.grid.by_method.items():
+        job = jobs.get(key)
+        index = study.root / "records" / Path(*key) / "index.json"
         done = {*job.files, *job.failed} if job and index.is_file() else set()
         missing += [cell.name for cell in cells if cell.slug not in done]
     for key, points in study.grid.points.items():

@@ -7,8 +7,7 @@ run answers that.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from specrig.cell import Cell
 from specrig.engines import registry as engines
@@ -28,14 +27,14 @@ def violations(study: Study, data: StudyData) -> Iterator[str]:
             yield f"cell {name}: study.json does not list it"
             continue
         for record in records:
-            where = f"cell {name}, replicate {record.replicate}, prompt {record.prompt_id}"
+            where = f"cell {name}, prompt {record.prompt_id}"
             if record.lossless and record.simulated_acceptance is not None:
                 yield f"{where}: lossless, though its acceptance was declared"
             for side, run, k in (("run", record.run, requested[name].k), ("baseline", record.baseline, 0)):
                 length, repeats = _length(run, study.max_new_tokens), _repeats(run, study.repeats)
                 for rules in (length, _rounds(run, k), _counts(run), _times(run), repeats):
                     yield from (f"{where}, {side}: {sentence}" for sentence in rules)
-        yield from _prompts(name, records, study)
+        yield from _prompts(name, records)
     yield from _missing(study, data)
 
 
@@ -110,27 +109,20 @@ def _repeats(run: Run, repeats: Repeats) -> Iterator[str]:
         yield f"settled: {run.settled}, which does not follow from its repeats"
 
 
-def _prompts(name: str, records: Sequence[Record], study: Study) -> Iterator[str]:
-    """Every replicate of a cell has the same prompts, each once."""
-    runs: dict[int, list[str]] = defaultdict(list)
-    for record in records:
-        runs[record.replicate].append(record.prompt_id)
-    prompts = max(runs.values(), key=len)
-    for replicate, ids in runs.items():
-        if len(set(ids)) < len(ids) or set(ids) != set(prompts):
-            yield f"cell {name}, replicate {replicate}: prompts {', '.join(ids)}"
+def _prompts(name: str, records: Sequence[Record]) -> Iterator[str]:
+    """A cell has each of its prompts once."""
+    ids = [record.prompt_id for record in records]
+    if len(set(ids)) < len(ids):
+        yield f"cell {name}: prompts {', '.join(ids)}"
 
 
 def _missing(study: Study, data: StudyData) -> Iterator[str]:
-    """Every cell of study.json has records or a reason why it failed, in every replicate."""
-    present: Collection[tuple[str, int]] = {
-        ("/".join((*job.key, slug)), job.replicate) for job in data.jobs for slug in (*job.files, *job.failed)
-    }
+    """Every cell of study.json has records or a reason why it failed."""
+    present = {"/".join((*job.key, slug)) for job in data.jobs for slug in (*job.files, *job.failed)}
     measured = {job.engine for job in data.jobs}
     for _, cell in study.grid.requested:
-        missing = [number for number in range(study.replicates) if (cell.name, number) not in present]
-        if cell.engine in measured and missing and not (len(missing) == study.replicates and _refused(study, cell)):
-            yield f"cell {cell.name}, replicate {missing[0]}: study.json lists it, and it is missing"
+        if cell.engine in measured and cell.name not in present and not _refused(study, cell):
+            yield f"cell {cell.name}: study.json lists it, and it is missing"
 
 
 def _refused(study: Study, cell: Cell) -> bool:

@@ -190,8 +190,6 @@ class Config(Settings):
     """Generations before each block of cells that warm up the machine and are not recorded."""
     repeats: Repeats = Repeats()
     """How often every prompt is measured with the same seed: until the times settle."""
-    replicates: int = Field(2, ge=1)
-    """How often all is measured: all jobs once, then all again in new processes, which shows how far runs differ."""
     jobs: Literal["pair", "method"] = "pair"
     """What one process measures: all methods of an engine and pair, which then share the loading and the runs of the
     baseline; or one method each, for clusters and for GPUs that have no room for all drafts and heads at once. Engines

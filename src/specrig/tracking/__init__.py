@@ -22,7 +22,6 @@ from uuid import uuid4
 
 from specrig.errors import with_type
 from specrig.files import write_atomically
-from specrig.measurement.records import replicate_of
 from specrig.report.study_data import StudyData, read_study
 from specrig.tracking.experiment import DESCRIPTION, saved_views
 from specrig.tracking.run_content import NOTE, PromptDataset, RunContent
@@ -224,8 +223,7 @@ def _log_content(client: MlflowClient, run: str, content: RunContent) -> None:
     own = _own_folder(client, run)
     for path in content.artifacts:
         name = path.parent.name
-        # A replicate's records have the first one's names.
-        folder = name if name in ("tables", "figures") or replicate_of(name) else None
+        folder = name if name in ("tables", "figures") else None
         if own:
             (own / (folder or "")).mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, own / (folder or "") / path.name)

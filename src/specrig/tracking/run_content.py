@@ -65,9 +65,8 @@ class RunContent:
 
 
 def time_measured(records: Iterable[Record]) -> tuple[int, int] | None:
-    """The first and the last probe of the machine around `records`, in milliseconds since 1970."""
-    probes = {probe.when for record in records for probe in (record.before, record.after) if probe}
-    times = [int(1000 * datetime.fromisoformat(when).timestamp()) for when in probes]
+    """When the first and the last of `records` were measured, in milliseconds since 1970."""
+    times = [int(1000 * datetime.fromisoformat(record.when).timestamp()) for record in records if record.when]
     return (min(times), max(times)) if times else None
 
 

@@ -45,7 +45,7 @@ PROMPT: dict[str, Callable[[list[Record]], float]] = {
     "tokens": lambda records: fmean(len(record.run.tokens) for record in records),
     "ttft_ms": lambda records: 1000 * fmean(record.run.ttft_s for record in records),
 }
-"""The lines over the prompts of a cell, from a prompt's records: of all repeats and replicates."""
+"""The lines over the prompts of a cell, from a prompt's records."""
 FAILED = "**The audit failed this method: its output is not the target's own.**"
 
 
@@ -119,7 +119,7 @@ def _method_runs(study: StudyData, cells: Mapping[Identity, RunContent]) -> Iter
         return
     audit, table = study.audit(), study.table.assign(variant=study.table["variant"].fillna(""))
     acceptance = {_key(row): row for row in row_dicts(acceptance_summary(table, study.records, study.tasks, audit))}
-    jobs = {job.key: job for job in reversed(study.jobs)}  # of several replicates the first
+    jobs = {job.key: job for job in study.jobs}
     members: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in row_dicts(table):
         members.setdefault(_key(row), []).append(row)
@@ -201,29 +201,25 @@ def _method_note(row: dict[str, Any]) -> str:
 
 
 def _cell_runs(study: StudyData) -> dict[Identity, RunContent]:
-    """Identity of a cell -> its run, with the records of all replicates."""
+    """Identity of a cell -> its run."""
     failed = study.table[audit_failures(study.table, study.audit())] if len(study.table) else study.table
     failures = set(failed[IDENTITY].fillna("").itertuples(index=False, name=None)) if len(failed) else set()
     rows = {row_identity(row): row for row in row_dicts(study.table)}
-    replicates: dict[tuple[str, str, str], list[MeasuredJob]] = {}
-    for job in study.jobs:
-        replicates.setdefault(job.key, []).append(job)
     found = {}
-    for key, jobs in replicates.items():
-        for slug in dict.fromkeys(slug for job in jobs for slug in job.files):
+    for job in study.jobs:
+        for slug, path in job.files.items():
             # `study.cells` has parsed every file already: found by its name, not read again.
-            records = study.cells.get("/".join((*key, slug)))
+            records = study.cells.get("/".join((*job.key, slug)))
             if records:
                 cell = identity(records[0].cell)
-                paths = [job.files[slug] for job in jobs if slug in job.files]
-                found[cell] = _cell_run(study, jobs[0], paths, records, rows[cell], failed=cell in failures)
+                found[cell] = _cell_run(study, job, [path], records, rows[cell], failed=cell in failures)
     return found
 
 
 def _cell_run(
     study: StudyData, job: MeasuredJob, paths: list[Path], records: list[Record], row: dict[str, Any], *, failed: bool
 ) -> RunContent:
-    """row: the cell's row in the study's table, whose intervals include how much whole runs differ."""
+    """row: the cell's row in the study's table."""
     cell = records[0].cell
     names = [method_name(cell.method, variant=cell.variant), f"k = {cell.k}" if cell.k else "", task_name(cell.task)]
     speedups = log_speedups(group_times(records))

@@ -14,12 +14,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from specrig.errors import first_line
 from specrig.files import file_sha256, write_atomically
-from specrig.measurement.records import Counts, Load, RecordError, made_again, read_index
+from specrig.measurement.records import Counts, RecordError, made_again, read_index
 from specrig.study.traffic import Point
 
 FOLDER = "traffic"
 """Folder in a study's results."""
-TRAFFIC_VERSION: Literal[1] = 1
+TRAFFIC_VERSION: Literal[2] = 2
 
 
 class Request(BaseModel):
@@ -53,7 +53,7 @@ class Turn(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    schema_version: Literal[1] = TRAFFIC_VERSION
+    schema_version: Literal[2] = TRAFFIC_VERSION
     point: Point
     digest: str
     """Digest of all that decides the result; a file with another digest is stale."""
@@ -65,8 +65,6 @@ class Turn(BaseModel):
     """Processor time of this process, which sends the requests."""
     counts: Counts | None = None
     """What the server counted of its speculation during the turn; `rounds` are those with a draft."""
-    load: Load | None = None
-    """What the machine did meanwhile."""
     energy_j: float | None = None
     """Joules of the device meanwhile; None where it has no counter."""
     requests: list[Request]

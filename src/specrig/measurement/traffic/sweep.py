@@ -26,7 +26,6 @@ from specrig.engines.server import settled
 from specrig.files import write_atomically
 from specrig.measurement.blocks import baseline_of, seed_of
 from specrig.measurement.energy import Meter, metered
-from specrig.measurement.machine_state import MachineState
 from specrig.measurement.plan import gpus_used, is_current, job_digest, model_digests
 from specrig.measurement.progress import progress
 from specrig.measurement.recording import reported, write_index
@@ -146,13 +145,12 @@ def _measure_points(plan: Plan, server: HttpEngine, meter: Meter) -> dict[Point,
     sides = [(turn, is_baseline) for turn in turns for is_baseline in (turn % 2 == 0, turn % 2 == 1)]
     by_turn = [(point, side) for side in sides for point in pending]
     order = list(product(pending, sides)) if server.beside else by_turn
-    machine = MachineState(server.device, here=server.loads_pairs, in_process=False)
     title = f"traffic {server.name}/{server.pair.name}/{pending[0].cell.method}"
     with progress(title, len(order)) as advance:
         for point, (turn, is_baseline) in order:
             if point not in failed:
                 try:
-                    found[point].append(_turn(plan, server, machine, meter, point, turn, is_baseline))
+                    found[point].append(_turn(plan, server, meter, point, turn, is_baseline))
                 except Exception as error:
                     failed[point] = reported(point.name, error)
             if len(found[point]) == len(sides):
@@ -161,9 +159,7 @@ def _measure_points(plan: Plan, server: HttpEngine, meter: Meter) -> dict[Point,
     return failed
 
 
-def _turn(
-    plan: Plan, server: HttpEngine, machine: MachineState, meter: Meter, point: Point, turn: int, is_baseline: bool
-) -> Turn:
+def _turn(plan: Plan, server: HttpEngine, meter: Meter, point: Point, turn: int, is_baseline: bool) -> Turn:
     """One turn. Raises EngineError where the server ended, or answers no more."""
     cell = baseline_of(point.cell) if is_baseline else point.cell
     cell = cell.model_copy(update={"batch_size": plan.traffic.slots})
@@ -178,7 +174,7 @@ def _turn(
 
     counted = _share(plan.traffic.requests, turn, plan.traffic.turns)
     at_once = int(point.load) if point.loop == "closed" else 1
-    before, load, joules, processor = server.counters(cell), machine.begin(), meter.joules(), time.process_time()
+    before, joules, processor = server.counters(cell), meter.joules(), time.process_time()
     began = datetime.now(UTC).isoformat(timespec="seconds")
     requests = Requests(
         send,
@@ -219,7 +215,6 @@ def _turn(
         began=began,
         client_cpu_s=processor,
         counts=None if found is None else Counts.model_validate(found, from_attributes=True),
-        load=machine.since(load),
         energy_j=energy,
         requests=requests.found,
     )
