@@ -46,6 +46,8 @@ onsuccess:
         sep="\n",
         file=sys.stderr,
     )
+    if code := exit_code(STUDY.root):
+        sys.exit(code)
 
 
 onerror:

@@ -12,8 +12,7 @@ from pathlib import Path
 import grimp
 import pytest
 
-from specrig.dag.code import STAGES, TRAINING, stage_digest
-from specrig.measurement.plan import MEASURING, job_digest
+from specrig.dag.code import STAGES, stage_digest
 from specrig.provenance import digests
 
 PACKAGE = Path(digests.ROOT)
@@ -62,10 +61,8 @@ def test_planning_loads_nothing_heavy(repository: Path, heavy: list[str]) -> Non
     code = (
         "import sys; from pathlib import Path; import specrig.cli, specrig.planning.plan, "
         "specrig.planning.methods_view\nimport specrig.dag.rules; from specrig.dag.code import STAGES, "
-        "stage_digest\nfrom specrig.measurement.plan import job_digest; from specrig.study.load import "
-        "load_study\nstudy = load_study(Path('configs/smollm2.yaml'))\n[job_digest(cell.engine, cell.method) for cell "
-        f"in study.grid.cells]\n[stage_digest(stage) for stage in STAGES]\nprint([name for name in {heavy!r} if name "
-        "in sys.modules])"
+        "stage_digest\nfrom specrig.study.load import load_study\nload_study(Path('configs/smollm2.yaml')).grid.cells\n"
+        f"[stage_digest(stage) for stage in STAGES]\nprint([name for name in {heavy!r} if name in sys.modules])"
     )
     result = subprocess.run([sys.executable, "-c", code], cwd=repository, capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
@@ -85,37 +82,30 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def forget() -> None:
     """Be a new process."""
-    for function in (digests.code_digest, digests._files, digests._mentions):
-        function.cache_clear()
+    digests._package_digest.cache_clear()
 
 
-def test_a_cell_is_stale_for_the_packages_and_the_method_that_measure_it_and_for_no_other(package: Path) -> None:
+def test_a_stage_is_stale_for_the_packages_that_it_uses_and_for_no_other(package: Path) -> None:
     def codes() -> list[str]:
         forget()
-        return [job_digest("native", "ngram"), job_digest("native", "adaptive_k"), stage_digest("tables")]
+        return [stage_digest("measuring"), stage_digest("training"), stage_digest("tables")]
 
     before = codes()
     for file, stale in {
         "runtime/compiled.c": [True, True, False],
-        "measurement/blocks.py": [True, True, False],
+        "measurement/blocks.py": [True, False, False],
         "analysis/speedup.py": [False, False, True],
-        "decoding/drafters/ngram.py": [True, True, False],  # adaptive_k wraps it
-        "decoding/drafters/adaptive_k.py": [False, True, False],
-        "decoding/drafters/new_method.py": [False, False, False],
-        "engines/native.py": [True, True, False],
-        "engines/vllm/arguments.py": [False, False, False],
-        "heads/new_head/__init__.py": [False, False, False],
+        "decoding/drafters/new_method.py": [True, False, False],
+        "cell.py": [True, False, False],
         "cli/plan.py": [False, False, False],
     }.items():
-        path = package / file
-        path.parent.mkdir(exist_ok=True)
-        with path.open("a") as source:
+        with (package / file).open("a") as source:
             source.write("\n")
         after = codes()
         assert [one != other for one, other in zip(before, after, strict=True)] == stale, file
         before = after
-    with pytest.raises(ValueError, match=r"heads\.nowhere: no package or module"):
-        digests.code_digest("heads.nowhere")
+    with pytest.raises(ValueError, match="nowhere: no package"):
+        digests.code_digest("nowhere")
 
 
 DESCRIBES = {
@@ -136,10 +126,10 @@ DESCRIBES = {
 @pytest.mark.parametrize(
     ("entry", "packages"),
     [
-        ("measurement.runner", MEASURING),
-        ("measurement.traffic.sweep", MEASURING),
-        ("audit.run", (*STAGES["audit"], "services")),
-        ("training.fit", (*TRAINING, "decoding")),
+        ("measurement.runner", STAGES["measuring"]),
+        ("measurement.traffic.sweep", STAGES["measuring"]),
+        ("audit.run", STAGES["audit"]),
+        ("training.fit", (*STAGES["training"], "decoding")),
     ],
 )
 def test_a_stage_names_the_packages_that_it_imports(entry: str, packages: Iterable[str]) -> None:

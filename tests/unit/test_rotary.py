@@ -16,7 +16,7 @@ from specrig.models.pair import PairFiles
 from specrig.runtime.rotary import crossing, switch_of
 from specrig.runtime.transformers_model import cached_model
 from specrig.runtime.types import DecodingError
-from specrig.tasks.lengths import check_lengths
+from specrig.tasks.lengths import fitting
 from specrig.tasks.prompts import Prompt
 from specrig.tasks.sources import PromptError
 
@@ -97,10 +97,10 @@ def cell(method: str, k: int, **options: Any) -> Cell:
 def test_what_crosses_the_switch_is_refused(longrope: dict[str, tuple[Path, Any]]) -> None:
     pair = PairFiles("p", str(longrope["phi3"][0]))
     assert rotary_switch(pair) == SWITCH
-    check_lengths([Prompt(id="a", text="x" * 20)], "t", pair, 13)
-    check_lengths([Prompt(id="a", text="x" * 33)], "t", pair, 90)
+    fitting([Prompt(id="a", text="x" * 20)], "t", pair, 13)
+    fitting([Prompt(id="a", text="x" * 33)], "t", pair, 90)
     with pytest.raises(PromptError, match="'a' of task 't': a prompt of 20 tokens and 14 new ones cross position 32"):
-        check_lengths([Prompt(id="a", text="x" * 20)], "t", pair, 14)
+        fitting([Prompt(id="a", text="x" * 20)], "t", pair, 14)
     with Native(pair, threads=1) as engine:
         plain = cell("autoregressive", 0)
         with pytest.raises(DecodingError, match="lower max_new_tokens to 13, or take prompts of more than 32 tokens"):

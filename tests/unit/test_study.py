@@ -102,9 +102,10 @@ def test_a_method_without_k_has_one_cell_a_task(workplace: Path) -> None:
 
 def test_a_resolved_study_stands_alone(workplace: Path) -> None:
     study = load_study(written())
-    Path("study.json").write_text(study.model_dump_json())
+    study.root.mkdir(parents=True)
+    (study.root / "study.json").write_text(study.model_dump_json())
     Path("configs/pairs.tsv").unlink()
-    again = load_study(Path("study.json"))
+    again = load_study(study.root / "study.json")
     assert again == study
     assert again.grid.cells == study.grid.cells
     old = json.loads(study.model_dump_json())
@@ -113,6 +114,8 @@ def test_a_resolved_study_stands_alone(workplace: Path) -> None:
     old["training"]["text"]["shards"] = None
     assert load_study(old) == study
     assert again.paths.pair_files("tiny", again.root).target == "tests/data/tiny/target"
+    moved = study.root.rename("elsewhere")
+    assert load_study(moved / "study.json").root == moved, "a moved study is worked on where it lies"
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ GOOD = {"id": 1, "prompt": "p"}
         ([GOOD, '{"id": 2'], ":2:", "not JSON"),
         ([GOOD, [1]], ":2:", "a list where a JSON object is needed"),
         ([GOOD, {"id": 2, "text": "p"}], ":2:", "no field 'prompt'; the row has 'id', 'text'; set prompt_field"),
-        ([GOOD, {"id": 2, "prompt": "  "}], ":2:", "field 'prompt' is empty"),
+        ([{"id": 2, "prompt": "  "}], "", "holds no prompts"),
         ([GOOD, {"id": 2, "prompt": ["a"]}], ":2:", "name the text inside it, e.g. 'prompt.0'"),
         ([GOOD, {"id": 2, "prompt": 3}], ":2:", "is not a text but a number"),
         ([GOOD, {"id": "1", "prompt": "q"}], ":2:", "the id '1' is already in line 1"),
@@ -86,7 +86,7 @@ def test_unreadable_files(tmp_path: Path) -> None:
     with pytest.raises(PromptError, match="no such file"):
         read_prompts(tmp_path / "none.jsonl")
     (tmp_path / "latin.jsonl").write_bytes(b'{"id": 1, "prompt": "\xe9"}\n')
-    with pytest.raises(PromptError, match="not UTF-8 at byte 21"):
+    with pytest.raises(PromptError, match="not UTF-8 at byte 21; set `encoding`"):
         read_prompts(tmp_path / "latin.jsonl")
     with pytest.raises(PromptError, match="cannot be read"):
         read_prompts(tmp_path)

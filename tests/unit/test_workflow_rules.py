@@ -15,7 +15,8 @@ from snakemake.resources import GroupResources, Resource, Resources
 from synthetic import write_job, write_study
 
 from specrig import cli
-from specrig.dag.ending import ending
+from specrig.dag.command_line import forces_measuring, with_names_as_written
+from specrig.dag.ending import KEEP_FAILED, ending, exit_code
 from specrig.dag.rules import Rules, memory, minutes
 from specrig.measurement.failures import count_failures
 from specrig.planning.estimate import Demand
@@ -51,7 +52,12 @@ def test_a_job_is_stale_for_what_decides_its_cells_and_for_nothing_else(workplac
     assert settings == {"seed", "clock", "prompts"} and cells == {"a longer sweep", "an option"}
     longer = set(changed["a longer sweep"].job_cell_names(job())) - set(plain.job_cell_names(job()))
     assert {name.split()[0] for name in longer} == {f"draft_model/{task}-k3-t0-b1" for task in ("code", "translation")}
-    assert plain.job_code(job()) == rules(seed=5).job_code(job()) and len(set(plain.job_code(job()))) == 3
+    rows = Path("configs/pairs.tsv")
+    rows.write_text(
+        rows.read_text().replace("tests/data/tiny/draft\t\t\tfloat32", "tests/data/tiny/draft\t\t\tbfloat16", 1)
+    )
+    other = rules()
+    assert other.pair_row(job()) != plain.pair_row(job()) and other.job_settings(job()) == plain.job_settings(job())
 
 
 def test_a_job_is_stale_for_what_it_applies_of_a_tasks_row(workplace: Path) -> None:
@@ -131,7 +137,7 @@ def test_what_fails_is_measured_again_until_it_succeeds_and_then_nothing_is_left
     folder.mkdir(parents=True)
     failures: list[dict[str, str]] = [{"code-k3-t0-b1": "it died"}, {"code-k3-t0-b1": "it died"}, {}, {}]
 
-    def measured(*_: object) -> None:
+    def measured(*_: object, **__: object) -> None:
         (folder / "index.json").write_text(json.dumps({kind: {}, "failed": failures.pop(0)}))
 
     monkeypatch.setattr("specrig.measurement.runner.measure", measured)
@@ -202,6 +208,31 @@ def test_every_path_in_a_shell_command_is_quoted(repository: Path) -> None:
         names = {name for command in commands for name in re.findall(r"{(.*?)}", command)}
         chosen = {"params.chosen", "threads"}
         assert all(name.endswith(":q") or name in chosen or name.startswith("wildcards.") for name in names), file
+
+
+def test_a_run_whose_cells_failed_names_them_last_and_ends_with_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_study(tmp_path / "made_up")
+    assert exit_code(folder) == 0
+    index = next((folder / "records").glob("*/*/*/index.json"))
+    content = json.loads(index.read_text())
+    index.write_text(json.dumps(content | {"failed": {"code-k9-t0-b1": "out of\n  memory"}}))
+    *_, title, cell = ending(folder, Path("report.html")).splitlines()
+    assert title == "Not measured (1), the next run tries again:"
+    assert cell == f"  {'/'.join(index.parent.parts[-3:])}/code-k9-t0-b1: out of memory"
+    assert exit_code(folder) == 1
+    monkeypatch.setenv(KEEP_FAILED, "1")
+    assert exit_code(folder) == 0
+
+
+def test_the_command_line_is_read_as_it_was_written() -> None:
+    words = ["snakemake", "-R", "measure", "--config", "study=2024_01", "pairs=[70, x]", "prompts=4", "-n"]
+    found = with_names_as_written({"study": 202401, "prompts": 4}, words)
+    assert found == {"study": "2024_01", "pairs": ["70", "x"], "prompts": 4}
+    assert with_names_as_written({}, ["--config=tasks=1e5", "study=x"]) == {"tasks": "1e5", "study": "x"}
+    assert forces_measuring(words) and forces_measuring(["-F"]) and forces_measuring(["--forcerun=measure"])
+    assert not forces_measuring(["measure", "--forcerun", "tables", "--config", "study=measure"])
 
 
 def test_a_run_ends_with_the_answer_where_it_made_tables(tmp_path: Path) -> None:

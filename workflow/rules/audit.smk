@@ -15,7 +15,7 @@ rule audit_exact:
         study=STUDY_FILE,
         options=dag.audited_options,
         samples=STUDY.audit_samples,
-        code=lambda wildcards: audit_digest(wildcards.engine, wildcards.method),
+        code=stage_digest("audit"),
     message:
         "Testing the samples of {wildcards.method} in {wildcards.engine} against an exact distribution"
     shell:

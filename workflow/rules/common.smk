@@ -9,9 +9,9 @@ from pathlib import Path
 from snakemake.exceptions import WorkflowError
 
 from specrig.cell import digest
-from specrig.dag.code import audit_digest, stage_digest, training_digest
-from specrig.dag.command_line import with_names_as_written
-from specrig.dag.ending import ending
+from specrig.dag.code import stage_digest
+from specrig.dag.command_line import AGAIN, forces_measuring, with_names_as_written
+from specrig.dag.ending import ending, exit_code
 from specrig.dag.interruption import Interruption
 from specrig.dag.rules import Rules, memory, minutes
 from specrig.models.gguf import FILES as CONVERTED_FILES
@@ -54,6 +54,8 @@ dag = Rules(
 # environment.yml, pip finds neither the lock nor this folder. The rules name that file to say what they need.
 # The path is a prefix and not in the rules, so that moving the virtual environment makes no result stale.
 PREFIX = f"export {OWN}=1; " if dag.shared else ""
+if forces_measuring(sys.argv):
+    PREFIX += f"export {AGAIN}=1; "
 if not workflow.deployment_settings.deployment_method:
     PREFIX += f"export PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH; "
 if PREFIX:

@@ -22,7 +22,7 @@ rule answers:
     params:
         study=STUDY_FILE,
         settings=dag.answers_settings,
-        code=dag.answers_code,
+        code=stage_digest("measuring"),
     message:
         "Answering the turns of {wildcards.task} with the target of {wildcards.pair}"
     shell:
@@ -49,9 +49,10 @@ rule measure:
     params:
         study=STUDY_FILE,
         cells=dag.job_cell_names,
-        tasks=dag.job_tasks,
+        prompts=dag.job_tasks,
         settings=dag.job_settings,
-        code=dag.job_code,
+        models=dag.pair_row,
+        code=stage_digest("measuring"),
         failed=dag.failed_cells,
         methods=dag.job_methods,
         chosen=dag.method_options,

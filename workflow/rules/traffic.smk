@@ -18,9 +18,10 @@ rule traffic:
     params:
         study=STUDY_FILE,
         loads=dag.loads,
-        tasks=dag.traffic_tasks,
+        prompts=dag.traffic_tasks,
         settings=dag.job_settings,
-        code=dag.traffic_code,
+        models=dag.pair_row,
+        code=stage_digest("measuring"),
         failed=dag.failed_points,
     message:
         "Measuring {wildcards.method} under load on {wildcards.pair} with {wildcards.engine}"

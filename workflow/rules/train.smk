@@ -22,7 +22,7 @@ rule write_text:
         target=dag.target_row,
         excluded=dag.excluded_prompts,
         threads=STUDY.threads,
-        code=stage_digest("text"),
+        code=stage_digest("training"),
     message:
         "Writing, with the target of {wildcards.pair}, the text from which its draft and heads learn"
     shell:
@@ -48,7 +48,7 @@ rule train:
         recipe=dag.training_recipe,
         target=dag.target_row,
         threads=STUDY.threads,
-        code=lambda wildcards: training_digest(wildcards.model),
+        code=stage_digest("training"),
     message:
         "Training the {wildcards.model} of {wildcards.pair}"
     shell:
@@ -81,7 +81,7 @@ rule train_jointly:
         study=STUDY_FILE,
         recipe=dag.recipe(*JOINT.keys),
         threads=STUDY.threads,
-        code=training_digest("medusa"),
+        code=stage_digest("training"),
     message:
         "Training the target of {wildcards.pair} together with its Medusa heads"
     shell:

@@ -184,7 +184,7 @@ def _prepared(text: str, single: SingleCell, tokens: int, chat: bool, system: st
     """The prompt as the target reads it. Its length is checked before weights are read."""
     from specrig.tasks import Prompt
     from specrig.tasks.chat import require_chat_template
-    from specrig.tasks.lengths import check_lengths
+    from specrig.tasks.lengths import fitting
 
     if system is not None and not chat:
         raise typer.BadParameter("--system needs --chat, and a target with a chat template")
@@ -192,7 +192,7 @@ def _prepared(text: str, single: SingleCell, tokens: int, chat: bool, system: st
         turns = [{"role": "system", "content": system}] if system is not None else []
         template = require_chat_template("decode --chat", single.files)
         text = template.render([*turns, {"role": "user", "content": text}], clock=single.study.clock)
-    check_lengths([Prompt("of the command line", text)], "decode", single.files, tokens)
+    fitting([Prompt("of the command line", text)], "decode", single.files, tokens)
     return text
 
 

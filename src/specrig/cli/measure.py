@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from specrig.cli.arguments import DEFAULT, ConfigFile, Json, PairName, StudyFile, load, print_json
+from specrig.dag.command_line import AGAIN
 from specrig.terminal import console
 
 EngineName = Annotated[str, typer.Option(help="Engine of the study")]
@@ -18,6 +19,7 @@ def measure(
     engine: EngineName,
     pair: PairName,
     method: Annotated[list[str] | None, typer.Option(help="Repeatable. Default: every method of the study")] = None,
+    again: Annotated[bool, typer.Option("--again", envvar=AGAIN, help="Measure also what is measured")] = False,
 ) -> None:
     """Measure the missing cells of an engine and a pair, in one process."""
     from specrig.measurement.failures import count_failures
@@ -28,7 +30,7 @@ def measure(
     if not methods:
         known = ", ".join(dict.fromkeys(" ".join(job[:2]) for job in loaded.grid.by_method)) or "none"
         raise typer.BadParameter(f"study {loaded.study} measures nothing on {pair!r} with {engine!r} (it has: {known})")
-    measure(loaded, engine, pair, methods)
+    measure(loaded, engine, pair, methods, again=again)
     for name in methods:
         count_failures(loaded.root / "records" / engine / pair / name)
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specrig.cli.arguments import DEFAULT, INTERRUPTED, load
+from specrig.dag.ending import KEEP_FAILED
 
 if TYPE_CHECKING:
     from specrig.study.study import Study
@@ -45,6 +46,7 @@ def run(
             help="A folder of profiles/, e.g. gpu or slurm, or a path; default: profiles/default",
         ),
     ] = None,
+    keep_failed: Annotated[bool, typer.Option("--keep-failed", help="Exit code 0 although cells failed")] = False,
 ) -> None:
     """Run a study: only what is missing or stale. The same command continues after an interruption.
 
@@ -60,6 +62,8 @@ def run(
     chosen = [] if profile is None else ["--workflow-profile", str(_profile(profile))]
     # Many images set this variable. Every job would then compile all of torch and transformers again.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    if keep_failed:
+        environment[KEEP_FAILED] = "1"
     if _shows_bar(words):
         chosen += ["--logger", "specrig"]
         environment |= _expected(config)

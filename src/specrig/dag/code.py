@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from specrig.heads import trained
-from specrig.measurement.plan import MEASURING, job_digest
+from specrig.measurement.plan import MEASURING
 from specrig.provenance.digests import code_digest
 
-TRAINING = ("heads", "models", "runtime", "tasks", "training")
-TABLES = ("analysis", "report")
+TABLES = ("analysis", "report", "tables")
 STAGES = {
     "convert": ("models",),
-    "prompts": ("measurement.task_prompts", "tasks"),
-    "text": TRAINING,
-    "audit": ("audit", *MEASURING),
+    "prompts": ("measurement", "tasks"),
+    "training": ("heads", "models", "runtime", "tasks", "training"),
+    "measuring": MEASURING,
+    "audit": ("audit", "tables", *MEASURING),
     "tables": TABLES,
     "quality": (*TABLES, "tasks"),
     "figures": TABLES,
     "report": TABLES,
     "paper": TABLES,
-    "track": ("analysis", "report", "tracking"),
+    "track": ("analysis", "report", "tables", "tracking"),
 }
 """Stage -> the packages that it uses."""
 
@@ -26,14 +25,3 @@ STAGES = {
 def stage_digest(stage: str) -> str:
     """Digest of the code of a stage in `STAGES`, as Snakemake shows it where the stage runs again."""
     return f"code of {stage}: {code_digest(*STAGES[stage])}"
-
-
-def audit_digest(engine: str, method: str) -> str:
-    """Digest of the code that tests the samples of `method` in `engine` against an exact distribution."""
-    return f"code of the audit: {code_digest('audit')} {job_digest(engine, method)}"
-
-
-def training_digest(model: str) -> str:
-    """Digest of the code that trains a pair's draft or a head."""
-    head = (f"heads.{trained()[model].name}",) if model in trained() else ()
-    return f"code of training: {code_digest(*TRAINING, *head)}"

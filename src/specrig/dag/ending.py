@@ -1,22 +1,49 @@
-"""What a run ends with: the answer of its study, and where report and results are."""
+"""What a run ends with: the answer of its study, where report and results are, and the cells that failed."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+
+KEEP_FAILED = "SPECRIG_KEEP_FAILED"
+"""Variable with which a run whose cells failed ends with exit code 0; `specrig run --keep-failed` sets it."""
 
 
 def ending(root: Path, report: Path) -> str:
-    """That plain decoding failed the audit, where it did; a line for each engine and pair; the paths of report and results.
-    Only the paths where the run made no tables.
+    """That plain decoding failed the audit, where it did; a line for each engine and pair; the paths of report and
+    results; the cells that failed. Only the paths where the run made no tables.
     """
     table, audit = root / "tables" / "speedup.csv", root / "audit" / "records.csv"
-    found = []
+    lines = []
     if table.is_file():
-        from specrig.report.audit_tables import baseline_warning
+        from specrig.report.audit_tables import baseline_warning  # pandas, which planning does without
         from specrig.report.conclusions import in_short
         from specrig.tables import read_table
 
         warning = baseline_warning(read_table(audit)) if audit.is_file() else ""
-        found = [warning] if warning else []
-        found += in_short(read_table(table))
-    return "\n".join([*found, f"Report: {report}", f"Results: {root}"])
+        lines = [warning] if warning else []
+        lines += in_short(read_table(table))
+    failed = [f"  {name}: {reason}" for name, reason in failed_cells(root).items()]
+    if failed:
+        failed = [f"Not measured ({len(failed)}), the next run tries again:", *failed]
+    return "\n".join([*lines, f"Report: {report}", f"Results: {root}", *failed])
+
+
+def failed_cells(root: Path) -> dict[str, str]:
+    """Name of each cell and point of traffic that failed in the study's last run -> why, in one line."""
+    if not (root / "study.json").is_file():
+        return {}
+    from specrig.results.study_data import read_study
+
+    study = read_study(root)
+    reasons = {
+        f"{job.engine}/{job.pair}/{job.method}/{slug}": reason
+        for job in study.jobs
+        for slug, reason in job.failed.items()
+    }
+    return {name: " ".join(reason.split()) for name, reason in (reasons | study.under_load[1]).items()}
+
+
+def exit_code(root: Path) -> int:
+    """1 where a cell of the finished study failed, unless the user keeps such studies (`KEEP_FAILED`); else 0."""
+    return int(bool(failed_cells(root)) and os.environ.get(KEEP_FAILED) != "1")

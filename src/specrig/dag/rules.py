@@ -20,7 +20,7 @@ from specrig.engines import registry as engines
 from specrig.files import write_atomically
 from specrig.measurement.answers import answering_cell
 from specrig.measurement.failures import failed_names
-from specrig.measurement.plan import gpus_used, job_digest
+from specrig.measurement.plan import gpus_used
 from specrig.measurement.traffic.records import FOLDER as TRAFFIC
 from specrig.models.gguf import FILES as CONVERTED_FILES
 from specrig.models.gguf import located
@@ -209,11 +209,6 @@ class Rules:
         engine = answering_cell(self.study, wildcards.pair, wildcards.task).engine
         return digest(self.study.job_settings(engine, wildcards.pair)) + self.task_row(wildcards)
 
-    def answers_code(self, wildcards: Wildcards) -> str:
-        """Digest of the code that answers."""
-        engine = answering_cell(self.study, wildcards.pair, wildcards.task).engine
-        return f"code of autoregressive: {job_digest(engine, 'autoregressive')}"
-
     def job_models(self, wildcards: Wildcards) -> list[str]:
         """Files of the models that a job needs: the target, and the draft and heads of its methods."""
         needs = {need for name in self.job_methods(wildcards) for need in methods()[name].needs}
@@ -225,7 +220,13 @@ class Rules:
 
     def job_settings(self, wildcards: Wildcards) -> str:
         """The settings that decide what a job measures, as JSON: Snakemake shows which of them has changed."""
-        return to_json(self.study.job_settings(wildcards.engine, wildcards.pair)).decode()
+        keys, _, options, servers = self.study.job_settings(wildcards.engine, wildcards.pair)
+        return f"settings: {to_json({**keys, 'engine_options': options, 'servers': servers}).decode()}"
+
+    def pair_row(self, wildcards: Wildcards) -> str:
+        """The columns of the pair's row that are filled, as JSON; the files of its models are inputs besides."""
+        row = self.study.rows.pairs[wildcards.pair].model_dump(exclude={"notes"}, exclude_defaults=True)
+        return f"models: {to_json(row).decode()}"
 
     def job_tasks(self, wildcards: Wildcards) -> str:
         """Digest of what a measuring job reads of the rows of its tasks."""
@@ -233,10 +234,6 @@ class Rules:
 
     def _measured_rows(self, cells: Iterable[Cell]) -> str:
         return "rows of tasks: " + digest({cell.task: self.study.measured_row(cell.task) for cell in cells})
-
-    def job_code(self, wildcards: Wildcards) -> list[str]:
-        """Digests of the code that a measuring job runs, one a method."""
-        return [f"code of {name}: {job_digest(wildcards.engine, name)}" for name in self.job_methods(wildcards)]
 
     def failed_cells(self, wildcards: Wildcards) -> list[str]:
         """Names of cells that failed. When this changes, the job measures them again."""
@@ -275,10 +272,6 @@ class Rules:
     def failed_points(self, wildcards: Wildcards) -> list[str]:
         """Names of points that failed. When this changes, the job measures them again."""
         return failed_names(self.root / TRAFFIC / wildcards.engine / wildcards.pair / wildcards.method)
-
-    def traffic_code(self, wildcards: Wildcards) -> str:
-        """Digest of the code of a traffic job."""
-        return f"code of {wildcards.method}: {job_digest(wildcards.engine, wildcards.method)}"
 
     def audited_options(self, wildcards: Wildcards) -> str:
         """Digest of what the exact test of a method depends on: its k's, temperatures and options, and its engine's."""

@@ -320,8 +320,6 @@ class Drafter(ABC):
     """False where k means nothing (the baseline): such a method has one cell per task, with k = 0."""
     baseline_alone: ClassVar[bool] = False
     """True: the baseline decodes a batch's prompts one by one instead of in a batch of the same size."""
-    uses_service: ClassVar[bool] = False
-    """Whether its draft model runs in a service (`Resources.remote`)."""
     foreign: ClassVar[Mapping[str, Foreign]] = {}
     """Another engine -> how it runs the method. Not inherited; a head of the same name has this in its recipe."""
     paper: ClassVar[PaperRound | None] = None

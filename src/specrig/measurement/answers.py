@@ -18,6 +18,7 @@ from specrig.measurement.plan import gpus_used
 from specrig.measurement.task_prompts import as_encoded
 from specrig.models.hub import at_commits
 from specrig.runtime.gpus import resolve_device
+from specrig.tasks.lengths import fitting
 from specrig.tasks.variants import variant_of
 
 if TYPE_CHECKING:
@@ -32,19 +33,22 @@ def answering_cell(study: Study, pair: str, task: str) -> Cell:
 
 def write_answers(study: Study, pair: str, task: str, root: Path) -> None:
     """Write the answers to all turns of a task but the last, of at most `max_new_tokens` tokens, into
-    `study.paths.answers(pair, task, root)`: one line a prompt with `id`, `turns` and `answers`.
+    `study.paths.answers(pair, task, root)`: one line a prompt with `id`, `turns` and `answers`, fewer of a
+    conversation that grows too long.
 
-    Raises PromptError for prompts that cannot be used or grow too long, EngineError and ModelError where the target
+    Raises PromptError for prompts that cannot be used, or where all grow too long, EngineError and ModelError where the target
     cannot be loaded.
     """
     cell, files = answering_cell(study, pair, task), study.paths.pair_files(pair, root).only(())
     prompts, turns = study.prompts_of(task, root), study.rows.tasks[task].turns
     answers: dict[str, list[str]] = {prompt.id: [] for prompt in prompts}
+    asked = prompts
     kind = engines()[cell.engine]
     device = resolve_device(study.device, gpus_used(kind, files.tensor_parallel))
     with kind(at_commits(files), device=device, threads=study.threads) as engine:
         for _ in range(turns - 1):
-            for prompt in as_encoded(study, task, files, prompts, answers):
+            asked = fitting(as_encoded(study, task, files, asked, answers), task, files, study.max_new_tokens)
+            for prompt in asked:
                 seeds = [seed_of(study.seed, task, prompt.id)]
                 tokens = [engine.encode(prompt.text)]
                 (found,) = engine.generate(cell, tokens, max_new_tokens=study.max_new_tokens, seeds=seeds)

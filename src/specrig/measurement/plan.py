@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from specrig.study.study import Study
 
 
-MEASURING = ("cell", "decoding", "engines", "heads", "measurement", "models", "runtime", "tasks")
-"""The packages that measuring uses, besides the method, the engine and heads of its own."""
+MEASURING = ("cell", "decoding", "engines", "heads", "measurement", "models", "runtime", "services", "tasks")
+"""The packages that measuring uses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +82,11 @@ def resolve(
     pair: str,
     method_names: Sequence[str],
     part: Part | None = None,
+    again: bool = False,
 ) -> MeasurementPlan:
     """Resolve what a process measures: the cells of some methods on one engine and pair.
 
-    part: measure only this; None: all cells on all prompts.
+    part: measure only this; None: all cells on all prompts. again: measure also what is measured.
 
     Takes GPUs for this process where jobs share them. Raises EngineError for what the study does not have, ModelError
     for a draft or head that was trained for another target.
@@ -116,7 +117,9 @@ def resolve(
         usable = [cell for cell in members if cell in prompts]
         own = files.only(methods()[name].needs)  # what other methods need decides nothing here
         digests |= _cell_digests(usable, own, prompts, shared)
-        stale = [cell for cell in usable if not is_current(folders[name] / f"{cell.slug}.jsonl", digests[cell])]
+        stale = [
+            cell for cell in usable if again or not is_current(folders[name] / f"{cell.slug}.jsonl", digests[cell])
+        ]
         if stale:
             pending[name] = stale
     if pending:
@@ -138,14 +141,6 @@ def resolve(
         digests=digests,
         pending=pending,
     )
-
-
-def job_digest(engine: str, method: str) -> str:
-    """Digest of the code that measures with `engine` and `method`, also under load."""
-    drafter = methods()[method]
-    modules = (engines()[engine].__module__, drafter.__module__)
-    service = ("services",) if drafter.uses_service else ()
-    return code_digest(*MEASURING, *service, *(module.removeprefix("specrig.") for module in modules))
 
 
 def model_digests(pair: PairFiles) -> dict[str, Any]:
@@ -185,12 +180,11 @@ def _cell_digests(
     if pair.simulated_acceptance is not None:
         models["simulated acceptance"] = pair.simulated_acceptance
     texts: dict[tuple[str, ...], str] = {}
-    found = {}
+    found, code = {}, code_digest(*MEASURING)
     for cell in cells:
         run = cell.task, *(prompt.id for prompt in prompts[cell])
         if run not in texts:
             texts[run] = digest([(prompt.id, prompt.text) for prompt in prompts[cell]])
-        code = job_digest(cell.engine, cell.method)
         servers = [endpoint_of(each, pair.servers) for each in (cell, baseline_of(cell))]
         options = pair.engine_options.get(cell.engine, {})
         found[cell] = digest([cell.model_dump(), shared, options, texts[run], models, code, servers])

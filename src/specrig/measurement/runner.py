@@ -38,17 +38,18 @@ def measure(
     pair: str,
     method_names: Sequence[str],
     part: Part | None = None,
+    again: bool = False,
 ) -> None:
     """Measure the cells of some methods on one engine and pair that are not measured yet.
 
-    part: measure only this; None: all cells on all prompts.
+    part: measure only this; None: all cells on all prompts. again: measure also what is measured.
 
     Writes the record file of each cell below the study's results folder as soon as its block is done, in the end
     `environment.json` and `index.json` of each method. A cell that fails is listed in the index with the reason and
     does not stop the others. Raises EngineError and ModelError if the target cannot be loaded, EngineError for what the
     study does not have.
     """
-    plan = resolve(study, engine, pair, method_names, part)
+    plan = resolve(study, engine, pair, method_names, part, again)
     failed = dict(plan.unusable)
     if plan.pending:
         failed |= _run(plan, f"{engine}/{pair}")

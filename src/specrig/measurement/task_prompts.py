@@ -6,6 +6,8 @@ All of this happens before a model is loaded. No torch here.
 from __future__ import annotations
 
 import json
+import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +20,7 @@ from specrig.models.pair import ModelError, PairFiles
 from specrig.provenance.digests import code_digest
 from specrig.tasks.chat import Answers, join_turns, require_chat_template
 from specrig.tasks.contexts import behind_text
-from specrig.tasks.lengths import check_lengths, counter
+from specrig.tasks.lengths import counter, fitting, too_long
 from specrig.tasks.packages import package_rows
 from specrig.tasks.prompts import Prompt, map_prompts, read_prompts
 from specrig.tasks.sources import PromptError, Row, fetch_rows, hub_rows
@@ -37,25 +39,37 @@ def fetch_prompts(study: Study, task: str, root: Path) -> None:
     read: dict[str, Callable[[], Iterable[Row]]] = {
         "hub": lambda: hub_rows(row.source, row.config, row.split, row.revision),
         "package": lambda: package_rows(row.source, row.config),
-        "url": lambda: fetch_rows(row.source, row.sha256),
+        "url": lambda: fetch_rows(row.source, row.sha256, row.encoding),
     }
     rows = read[row.kind]()
-    found = map_prompts(rows, row.source, limit=study.grid.prompts_read(task), **row.mapping)
-    lines = ({"id": each.id, "prompt": each.turns or each.text, "reference": each.reference} for each in found)
-    text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+    left_out = Counter[str]()
+    prompts = map_prompts(rows, row.source, limit=study.grid.prompts_read(task), left_out=left_out, **row.mapping)
+    for why, count in left_out.items():
+        print(f"task {task}: {count} rows are left out: {why}", file=sys.stderr)
+    text = "".join(json.dumps(_line(prompt), ensure_ascii=False) + "\n" for prompt in prompts)
     write_atomically(study.paths.prompt_file(task, root), text)
 
 
-def prepared(study: Study, task: str, pair: PairFiles, root: Path) -> list[Prompt]:
-    """A task's prompts as the pair's engine encodes them. Raises PromptError for unusable or too long ones.
+def _line(prompt: Prompt) -> dict[str, Any]:
+    """A prompt as a row that `tasks.prompts` reads back: as `messages` where some stand in front of it."""
+    asked = {"prompt": prompt.turns or prompt.text}
+    if prompt.before:
+        said = [*prompt.before, *(("user", text) for text in prompt.asks())]
+        asked = {"messages": [{"role": role, "content": text} for role, text in said]}
+    return {"id": prompt.id, **asked, "reference": prompt.reference}
 
-    They are rendered once and stored in `study.paths.rendered(…)`, from where every later stage and engine reads them,
+
+def prepared(study: Study, task: str, pair: PairFiles, root: Path) -> list[Prompt]:
+    """A task's prompts as the pair's engine encodes them, without those that are too long, which are named once.
+
+    Raises PromptError for unusable prompts, and where none fits. They are rendered once and stored in `study.paths.rendered(…)`, from where every later stage and engine reads them,
     until something that decides them changes.
     """
     prompts, variant = study.prompts_of(task, root), variant_of(task)
-    answers = (
-        _answers(study.paths.answers(pair.name, task, root), prompts, variant.turn - 1) if variant.turn > 1 else {}
-    )
+    answers: Answers = {}
+    if variant.turn > 1:
+        answers = _answers(study.paths.answers(pair.name, task, root), prompts, variant.turn - 1)
+        prompts = [prompt for prompt in prompts if prompt.id in answers]
     file, decides = study.paths.rendered(pair.name, task, root), _decides(study, task, pair, prompts, answers)
     texts = _stored(file, decides)
     if texts is None:
@@ -63,10 +77,11 @@ def prepared(study: Study, task: str, pair: PairFiles, root: Path) -> list[Promp
             prompts = _behind_text(study, task, pair, prompts, variant.context - study.max_new_tokens)
         prompts = as_encoded(study, task, pair, prompts, answers)
         _store(file, study, task, decides, prompts)
-        return prompts
-    prompts = [replace(prompt, text=texts[prompt.id]) for prompt in prompts]
-    check_lengths(prompts, task, pair, study.max_new_tokens)
-    return prompts
+        for name, reason in too_long(prompts, pair, study.max_new_tokens).items():
+            print(f"task {task}: prompt {name!r} is left out: {reason}", file=sys.stderr)
+    else:
+        prompts = [replace(prompt, text=texts[prompt.id]) for prompt in prompts]
+    return fitting(prompts, task, pair, study.max_new_tokens)
 
 
 def as_encoded(study: Study, task: str, pair: PairFiles, prompts: list[Prompt], answers: Answers) -> list[Prompt]:
@@ -74,9 +89,8 @@ def as_encoded(study: Study, task: str, pair: PairFiles, prompts: list[Prompt], 
     if study.rows.tasks[task].chat:
         form = study.chat_form(task, require_chat_template(task, pair))
         prompts = [form.rendered(prompt, answers.get(prompt.id, ())) for prompt in prompts]
-    elif answers:
+    elif answers or any(prompt.before for prompt in prompts):
         prompts = join_turns(prompts, answers)
-    check_lengths(prompts, task, pair, study.max_new_tokens)
     return prompts
 
 
@@ -96,7 +110,7 @@ def _decides(study: Study, task: str, pair: PairFiles, prompts: Sequence[Prompt]
     and code.
     """
     row, variant, folder = study.rows.tasks[task], variant_of(task), Path(pair.target)
-    parts: list[Any] = [[(prompt.id, prompt.asks()) for prompt in prompts], answers, code_digest(*CODE)]
+    parts: list[Any] = [[(prompt.id, prompt.before, prompt.asks()) for prompt in prompts], answers, code_digest(*CODE)]
     if row.chat:
         parts += [row.system, row.template_args, study.clock.isoformat()]
     if variant.context:
@@ -108,8 +122,8 @@ def _decides(study: Study, task: str, pair: PairFiles, prompts: Sequence[Prompt]
     return digest(parts)
 
 
-CODE = ("measurement.task_prompts", "models.chat_template", "tasks")
-"""Parts of this package that render prompts."""
+CODE = ("measurement", "models", "tasks")
+"""The packages that render prompts."""
 TOKENIZER = ("tokenizer*", "chat_template*", "additional_chat_templates/*", "special_tokens_map.json", "vocab*")
 """Files of a model folder that decide how prompts are rendered, and how many tokens they have."""
 
@@ -132,13 +146,17 @@ def _store(file: Path, study: Study, task: str, decides: str, prompts: Sequence[
 
 
 def _answers(file: Path, prompts: list[Prompt], count: int) -> dict[str, list[str]]:
-    """Id of each prompt -> the answers to its first `count` turns. Raises PromptError for a file that lacks some."""
+    """Id of each prompt -> the answers to its first `count` turns, for those that did not grow too long before.
+
+    Raises PromptError for a file that lacks a prompt.
+    """
     again = "run the study again, or `specrig stage answers`, which writes it"
     if not file.is_file():
         raise PromptError(f"{file} is not there yet: {again}")
     try:
         rows = {row["id"]: row for row in map(json.loads, file.read_bytes().splitlines())}
         found = {prompt.id: rows[prompt.id]["answers"][:count] for prompt in prompts}
+        found = {name: said for name, said in found.items() if len(said) == count}
         same = all(list(prompt.turns) == rows[prompt.id]["turns"] for prompt in prompts)
     except (ValueError, KeyError, TypeError) as error:
         raise PromptError(f"{file}: not the answers to this task's turns ({first_line(error)}); {again}") from error

@@ -55,6 +55,7 @@ def load_study(config: dict[str, Any] | Path, files: Sequence[Path] = ()) -> Stu
 
     Raises StudyError, whose message lists every problem with its file, its row and the fix.
     """
+    file = config if isinstance(config, Path) else None
     if isinstance(config, Path):
         files, config = [config], read_config(config)
     else:
@@ -65,7 +66,7 @@ def load_study(config: dict[str, Any] | Path, files: Sequence[Path] = ()) -> Stu
     resolved = bool(config.get("rows"))
     if resolved:
         problems.stop()
-        return draft
+        return draft if file is None else draft.lying_in(file.parent)
     pairs = read_rows(draft.tables.pairs, Pair, problems)
     tasks = read_rows(draft.tables.tasks, Task, problems)
     if draft.tables.reported is not None:

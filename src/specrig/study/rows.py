@@ -27,6 +27,7 @@ from specrig.models.precision import precision_here
 from specrig.settings import Allowed, AnyPath, Settings, as_path
 from specrig.study.problems import Problems, StudyError, decoded, mistake, nearest, shortened
 from specrig.tasks.packages import PREFIX
+from specrig.tasks.sources import is_data_file
 
 TRAINED = "trained"
 """In `pairs.tsv`: the workflow trains this model, into `models/<pair>/<name>`; `trained:<pair>` takes another row's."""
@@ -78,7 +79,6 @@ def _with_homes(heads: str) -> str:
 
 from_home = AfterValidator(_from_home)
 """For a text that may be a path: nothing that reads the row has to know `~`."""
-DATA_FILES = (".jsonl", ".csv", ".parquet")
 
 
 class Pair(Settings):
@@ -216,8 +216,8 @@ class Task(Settings):
     task: Name
     """Name of the task in studies."""
     source: Annotated[str, as_path] = Field(min_length=1)
-    """A .jsonl, .csv or .parquet file or its https address; a hub data set (`owner/name`); or `package:<module>`, the
-    data of an installed package."""
+    """A file of JSON lines (.jsonl), JSON, CSV, TSV, text (a prompt a line) or Parquet, also packed (.gz), or
+    its https address; a hub data set (`owner/name`); or `package:<module>`, the data of an installed package."""
     config: MaybeText = None
     """For a hub data set: its configuration; empty: the only one. For `package:reasoning_gym`: the data set's name."""
     split: str = "test"
@@ -231,10 +231,15 @@ class Task(Settings):
         _none_if_empty,
     ] = None
     """For a file: the SHA-256 that its bytes must have, as 64 hex digits; empty: it is not checked."""
+    encoding: Literal["utf-8", "windows-1252"] = "utf-8"
+    """For a text file: how its letters are written; windows-1252 is what spreadsheets in the west save."""
     id_field: str = "id"
-    """The field with a prompt's id; `#` for data without ids: rows are numbered."""
+    """The field with a prompt's id; empty: `id`, `question_id`, `custom_id`, `prompt_id`, `task_id`, or else the row's
+    number; `#`: the row's number."""
     prompt_field: str = "prompt"
-    """The field with the prompt. Any field may be a path of names and list indices such as `turns.0`."""
+    """The field with the prompt. Any field may be a path of names and list indices such as `turns.0`. Rows without
+    `prompt` may be chats: `messages` (up to the user's last one), `body` of an OpenAI batch, ShareGPT's `conversations`
+    or `turns` (the user's first ones)."""
     reference_field: str = "reference"
     """The field with the text that scorers compare an output with."""
     where: Annotated[str, Field(pattern=r"^([^=]+=.*)?$"), Allowed("`field=value` or `field=one|another`")] = ""
@@ -270,7 +275,7 @@ class Task(Settings):
             return "url"
         if self.source.startswith(PREFIX):
             return "package"
-        return "file" if Path(self.source).suffix in DATA_FILES or looks_like_path(self.source) else "hub"
+        return "file" if is_data_file(self.source) or looks_like_path(self.source) else "hub"
 
     @property
     def fetched(self) -> bool:

@@ -9,7 +9,9 @@ from __future__ import annotations
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
+
+from pydantic import PrivateAttr
 
 from specrig.models.chat_template import ChatTemplate
 from specrig.study.config import Config
@@ -42,10 +44,18 @@ class Study(Config):
         """Where the study's models and prompts lie."""
         return Paths(self, self.grid)
 
+    _folder: Path | None = PrivateAttr(None)
+
     @property
     def root(self) -> Path:
-        """The folder of everything that the study makes except its report."""
-        return self.results / self.study
+        """The folder of everything that the study makes except its report; of a study.json that was moved, where it lies."""
+        return self._folder or self.results / self.study
+
+    def lying_in(self, folder: Path) -> Self:
+        """The study whose results lie in another folder than its keys say, since its folder was moved."""
+        if folder.absolute() != self.root.absolute():
+            self._folder = folder
+        return self
 
     @property
     def report(self) -> Path:
@@ -104,7 +114,11 @@ class Study(Config):
             raise PromptError(
                 f"{file} is not there yet: `specrig stage prompts --study {root / 'study.json'} --task {task}` fetches it"
             )
-        own = {"turns": row.turns} if row.kind != "file" else {"sha256": row.sha256, **row.mapping}
+        own = (
+            {"turns": row.turns}
+            if row.kind != "file"
+            else {"sha256": row.sha256, "encoding": row.encoding, **row.mapping}
+        )
         return read_prompts(file, **own)
 
     def job_settings(self, engine: str, pair: str) -> list[Any]:

@@ -21,12 +21,13 @@ from specrig.models.gate import check_decoder, check_model, check_vocabulary, ch
 from specrig.models.pair import ModelError
 from specrig.provenance.trained_for import check_trained_for
 from specrig.study.problems import Problems, nearest
-from specrig.study.rows import DATA_FILES, MEDUSA2, TRAINED, Pair, Task, looks_like_path
+from specrig.study.rows import MEDUSA2, TRAINED, Pair, Task, looks_like_path
 from specrig.study.study import Study
 from specrig.study.template_checks import check_chat
 from specrig.tasks import PromptError, packages, read_prompts
-from specrig.tasks.lengths import check_lengths
+from specrig.tasks.lengths import fitting
 from specrig.tasks.scorers import registry as scorers
+from specrig.tasks.sources import DATA_FILES
 from specrig.tasks.variants import variant_of
 from specrig.training.stages import CHECKPOINT, STAGES
 
@@ -308,7 +309,7 @@ def _check_own_prompts(study: Study, name: str, row: Task, pairs: Iterable[str],
         for pair in () if row.chat else pairs:  # in a chat template they are longer
             files = study.paths.pair_files(pair, study.root)
             if Path(files.target).is_dir() and study.rows.pairs[pair].trained_in("target") is None:
-                check_lengths(prompts, name, files, study.max_new_tokens)
+                fitting(prompts, name, files, study.max_new_tokens)
     except (PromptError, ModelError) as error:
         fix = row.notes or "correct the row or the file"
         problems.row(study.tables.tasks, None, f"row {name!r}", str(error), fix)

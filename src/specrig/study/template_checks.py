@@ -14,7 +14,7 @@ from specrig.study.problems import Problems
 from specrig.study.rows import Pair
 from specrig.study.study import Study
 from specrig.tasks import Prompt, PromptError
-from specrig.tasks.lengths import check_lengths
+from specrig.tasks.lengths import fitting
 from specrig.tasks.variants import variant_of
 from specrig.training.prompt_sources import SELF
 
@@ -75,7 +75,7 @@ def _check_task(study: Study, task: str, pair: Pair, template: ChatTemplate, pro
                 form.rendered(prompt, [ANSWER] * turn)
         files = study.paths.pair_files(pair.pair, study.root)
         if row.kind == "file" and Path(files.target).is_dir():
-            check_lengths(prompts, task, files, study.max_new_tokens)
+            fitting(prompts, task, files, study.max_new_tokens)
     except ChatTemplateError as error:
         problems.row(file, None, where, f"pair {pair.pair!r}: {error.reason}", error.fix)
     except PromptError as error:

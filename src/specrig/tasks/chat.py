@@ -24,7 +24,7 @@ class ChatForm:
     task: str
     template: ChatTemplate
     system: str = ""
-    """A system turn in front; empty: none."""
+    """A system turn in front of prompts that have none; empty: none."""
     args: Mapping[str, Any] = field(default_factory=dict)
     """Further variables of the template, e.g. `enable_thinking`."""
     clock: datetime = CLOCK
@@ -35,7 +35,8 @@ class ChatForm:
         answers: to the first turns of a conversation; the turns that they answer, and the one that follows, become the
         text. Raises PromptError for a template that refuses or drops what is said.
         """
-        system = [{"role": "system", "content": self.system}] if self.system else []
+        own = any(role == "system" for role, _ in prompt.before)
+        system = [{"role": "system", "content": self.system}] if self.system and not own else []
         try:
             text = self.template.render([*system, *_messages(prompt, answers)], self.args, self.clock)
         except ChatTemplateError as error:
@@ -54,7 +55,8 @@ def join_turns(prompts: Sequence[Prompt], answers: Answers) -> list[Prompt]:
 
 
 def _messages(prompt: Prompt, answers: Sequence[str]) -> list[dict[str, str]]:
-    turns, found = prompt.turns or (prompt.text,), []
+    turns = prompt.turns or (prompt.text,)
+    found = [{"role": role, "content": text} for role, text in prompt.before]
     for turn, answer in zip(turns, answers, strict=False):
         found += [{"role": "user", "content": turn}, {"role": "assistant", "content": answer}]
     return [*found, {"role": "user", "content": turns[len(answers)]}]

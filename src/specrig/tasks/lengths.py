@@ -1,4 +1,6 @@
-"""Checks, before a model is loaded, that prompts fit into the target's context. No torch here."""
+"""Which prompts fit into the target's context, before a model is loaded: the others are left out, in every run. No torch
+here.
+"""
 
 from __future__ import annotations
 
@@ -27,23 +29,35 @@ def counter(pair: PairFiles) -> Callable[[Sequence[str]], list[int]]:
     return count
 
 
-def check_lengths(prompts: Sequence[Prompt], task: str, pair: PairFiles, new_tokens: int) -> None:
-    """Raise PromptError for a prompt that leaves no room for `new_tokens` in the target's context."""
+def too_long(prompts: Sequence[Prompt], pair: PairFiles, new_tokens: int) -> dict[str, str]:
+    """Id of each prompt that leaves no room for `new_tokens` in the target's context -> why."""
     context = gate.context(pair)
     if context is None:
-        return
+        return {}
     switch = gate.rotary_switch(pair)
     if not pair.random_weights:
         try:
             hub.fetch(pair.target, "tokenizer.json", pair.target_revision)
         except ModelError:
-            return  # a tokenizer in another format: the loop checks what it encodes
-    lengths = counter(pair)([prompt.text for prompt in prompts])
-    for prompt, length in zip(prompts, lengths, strict=True):
+            return {}  # a tokenizer in another format: the loop checks what it encodes
+    reasons: dict[str, str] = {}
+    for prompt, length in zip(prompts, counter(pair)([prompt.text for prompt in prompts]), strict=True):
         if length + new_tokens > context:
-            raise PromptError(
-                f"prompt {prompt.id!r} of task {task!r} has {length} tokens and {new_tokens} are to follow, "
-                f"the context of {pair.target} holds {context}: shorten it, leave it out, or lower max_new_tokens"
+            reasons[prompt.id] = (
+                f"it has {length} tokens and {new_tokens} are to follow, the context of {pair.target} holds {context}"
             )
-        if (reason := crossing(switch, length, new_tokens)) is not None:
-            raise PromptError(f"prompt {prompt.id!r} of task {task!r}: {reason}")
+        elif (reason := crossing(switch, length, new_tokens)) is not None:
+            reasons[prompt.id] = reason
+    return reasons
+
+
+def fitting(prompts: Sequence[Prompt], task: str, pair: PairFiles, new_tokens: int) -> list[Prompt]:
+    """The prompts that leave room for `new_tokens` in the target's context. Raises PromptError if none does."""
+    reasons = too_long(prompts, pair, new_tokens)
+    if prompts and len(reasons) == len(prompts):
+        name, reason = next(iter(reasons.items()))
+        all_of_them = f" (and none of the {len(prompts)} prompts fits)" if len(prompts) > 1 else ""
+        raise PromptError(
+            f"prompt {name!r} of task {task!r}: {reason}{all_of_them}: shorten it, or lower max_new_tokens"
+        )
+    return [prompt for prompt in prompts if prompt.id not in reasons]

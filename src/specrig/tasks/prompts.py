@@ -3,28 +3,36 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from string import Formatter
 from typing import Any
 
+from specrig.tasks.shapes import IDS, Chat, Message, chat_of, is_messages, messages_of
 from specrig.tasks.sources import PromptError, Row, read_rows
 
 _MISSING = object()
+PROMPT, ID = "prompt", "id"
+"""The fields with prompt and id, where a task's row names none."""
+REFERENCE = "reference"
+"""The field with the reference, where a task's row names none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """One prompt with its id; `reference` is empty if the data have none.
 
-    turns: of a conversation, what the user says in each turn, the first of which is `text`; else empty.
+    turns: of a conversation, what the user says in each turn, the first of which is `text`; else empty. before: the
+    messages in front of it.
     """
 
     id: str
     text: str
     reference: str = ""
     turns: tuple[str, ...] = ()
+    before: tuple[Message, ...] = ()
 
     def asks(self) -> tuple[str, ...]:
         """All that the user says."""
@@ -32,29 +40,34 @@ class Prompt:
 
 
 def read_prompts(
-    path: Path | str, *, sha256: str | None = None, limit: int | None = None, **mapping: Any
+    path: Path | str,
+    *,
+    sha256: str | None = None,
+    encoding: str = "utf-8",
+    limit: int | None = None,
+    **mapping: Any,
 ) -> list[Prompt]:
-    """Read the prompts of a JSONL, CSV or Parquet file, in the file's order; `mapping` are keyword arguments of
-    `map_prompts`.
+    """Read the prompts of a file, in the file's order; `mapping` are keyword arguments of `map_prompts`.
 
     Every row is checked, even those beyond `limit`. Raises PromptError if the file cannot be read or has another
     SHA-256, and for whatever `map_prompts` raises it.
     """
-    return map_prompts(read_rows(Path(path), sha256), str(path), **mapping)[:limit]
+    return map_prompts(read_rows(Path(path), sha256, encoding), str(path), **mapping)[:limit]
 
 
 def map_prompts(
     rows: Iterable[Row],
     source: str,
     *,
-    prompt_field: str = "prompt",
-    reference_field: str | None = "reference",
-    id_field: str | None = "id",
+    prompt_field: str = PROMPT,
+    reference_field: str | None = REFERENCE,
+    id_field: str | None = ID,
     where: Mapping[str, Any] | None = None,
     prompt_template: str = "",
     reference_template: str = "",
     turns: int = 1,
     limit: int | None = None,
+    left_out: Counter[str] | None = None,
 ) -> list[Prompt]:
     """Turn rows into prompts, in their order, until there are `limit` of them.
 
@@ -64,16 +77,18 @@ def map_prompts(
     at a path (the items of a list on separate lines) and `{field:.900}` for its first 900 characters. If `id_field` is
     None, a row's number is its id. If a row has no reference, the reference is empty. If `turns` is above 1,
     `prompt_field` is a list with what the user says in each turn. Later turns than `turns` are left out, and so are rows
-    with fewer.
+    with fewer. Where a row has no `prompt`, a chat is recognised by its shape (`shapes.chat_of`).
 
-    Raises PromptError for a missing or empty prompt, a missing field of a template, a duplicate id, and if there is no
-    prompt.
+    Rows that are empty or repeat an earlier prompt are left out and counted in `left_out`. Raises PromptError for a
+    missing prompt, a missing field of a template, a duplicate id, images and tools, and if there is no prompt.
     """
     where = dict(where or {})
     prompts: list[Prompt] = []
     line_of: dict[str, int] = {}
     seen_values: dict[str, set[str]] = {field: set() for field in where}
-    count = 0
+    without_reference = reference_field if reference_field != REFERENCE and not reference_template else None
+    count, counts = 0, Counter[str]() if left_out is None else left_out
+    asked: set[tuple[tuple[Message, ...], tuple[str, ...]]] = set()
     for number, location, row in rows:
         count += 1
         found = {field: _get(row, field) for field in where}
@@ -82,16 +97,29 @@ def map_prompts(
                 seen_values[field].add(str(value))
         if any(_differs(found[field], value) for field, value in where.items()):
             continue
-        turn_texts: tuple[str, ...] = ()
-        if turns > 1:
-            turn_texts = _turns(row, prompt_field, location)[:turns]
-            if len(turn_texts) < turns:
-                continue
-            text = turn_texts[0]
+        before: tuple[Message, ...] = ()
+        chat = None if prompt_template else _chat(row, prompt_field, location)
+        if chat is not None:
+            before, texts = chat.asked(turns)
+        elif turns > 1:
+            texts = _turns(row, prompt_field, location)
+        elif prompt_template:
+            texts = (_fill(prompt_template, row, location, "prompt_template"),)
         else:
-            filled = _fill(prompt_template, row, location, "prompt_template") if prompt_template else None
-            text = _prompt(row, prompt_field, location) if filled is None else filled
+            texts = (_prompt(row, prompt_field, location),)
+        texts = texts[:turns]
+        if turns > 1 and len(texts) < turns:
+            continue
+        if not texts or not all(text.strip() for text in texts):
+            counts["empty"] += 1
+            continue
+        if (before, texts) in asked:
+            counts["repeated"] += 1
+            continue
+        asked.add((before, texts))
         key = str(number)
+        if id_field == ID and not prompts:
+            id_field = next((name for name in IDS if _get(row, name) is not _MISSING), None)
         if id_field is not None:
             value = _get(row, id_field)
             if value is _MISSING or value is None or value == "":
@@ -106,16 +134,27 @@ def map_prompts(
             reference: Any = _fill(reference_template, row, location, "reference_template")
         else:
             reference = _MISSING if reference_field is None else _get(row, reference_field)
-        for what, value in (("prompt", text), *(("turn", each) for each in turn_texts[1:]), ("reference", reference)):
+            without_reference = without_reference if reference is _MISSING else None
+            offered = _offer(row, "reference_field")
+        said = [*(text for _, text in before), *texts]
+        for what, value in (*(("prompt", text) for text in said), ("reference", reference)):
             if isinstance(value, str) and (at := lone_surrogate(value)) is not None:
                 raise PromptError(f"{location}: the {what} has half a character (a lone surrogate) at {at}; remove it")
         prompts.append(
-            Prompt(key, text, "" if reference is _MISSING or reference is None else _text(reference), turn_texts)
+            Prompt(
+                key,
+                texts[0],
+                "" if reference is _MISSING or reference is None else _text(reference),
+                texts if turns > 1 else (),
+                before,
+            )
         )
         if len(prompts) == limit:
             break
-    if not count:
+    if not count or (not prompts and counts["empty"]):
         raise PromptError(f"{source}: the file holds no prompts; write one JSON object a line")
+    if prompts and without_reference is not None:
+        raise PromptError(f"{source}: none of its rows has the field {without_reference!r}; {offered}")
     if not prompts and turns > 1 and not where:
         raise PromptError(f"{source}: none of its {count} rows has {turns} turns in {prompt_field!r}; lower `turns`")
     if not prompts:
@@ -144,9 +183,15 @@ def _prompt(row: dict[str, Any], field: str, location: str) -> str:
             f"name the text inside it, e.g. {field + '.0'!r}" if isinstance(text, list) else _offer(row, "prompt_field")
         )
         raise PromptError(f"{location}: field {field!r} is not a text but {_kind(text)}; {fix}")
-    if not text.strip():
-        raise PromptError(f"{location}: field {field!r} is empty; give the prompt a text or delete the line")
     return text
+
+
+def _chat(row: dict[str, Any], field: str, location: str) -> Chat | None:
+    """The chat in a row's prompt field, or of a row without one; None for a row of another shape."""
+    value = _get(row, field)
+    if is_messages(value):
+        return Chat(messages_of(value, location), request=True)
+    return chat_of(row, location) if value is _MISSING and field == PROMPT else None
 
 
 def _turns(row: dict[str, Any], field: str, location: str) -> tuple[str, ...]:
@@ -158,7 +203,7 @@ def _turns(row: dict[str, Any], field: str, location: str) -> tuple[str, ...]:
 
 
 def _fill(template: str, row: dict[str, Any], location: str, setting: str) -> str:
-    """Return the template filled with the row's values. Raises PromptError for a missing field or all fields empty."""
+    """Return the template filled with the row's values. Empty where all fields are. Raises PromptError for a missing field."""
     parts, values = [], []
     try:
         pieces = list(Formatter().parse(template))
@@ -182,9 +227,7 @@ def _fill(template: str, row: dict[str, Any], location: str, setting: str) -> st
             raise PromptError(
                 f"{location}: {setting}: {{{field}:{spec}}} is not a way to format text ({error})"
             ) from None
-    if values and not any(value.strip() for value in values):
-        raise PromptError(f"{location}: every field of {setting} is empty; give the row a text or delete it")
-    return "".join(parts)
+    return "".join(parts) if not values or any(value.strip() for value in values) else ""
 
 
 def _get(row: Any, field: str) -> Any:

@@ -1,10 +1,12 @@
-"""Reads rows of data from a JSONL, CSV or Parquet file, its address, or a data set on the hub. No torch here."""
+"""Reads rows of data from a file (JSONL, JSON, CSV, TSV, text, Parquet), its address, or a data set on the hub. No torch here."""
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import re
+import zlib
 from collections.abc import Iterator
 from hashlib import sha256 as sha256_of
 from pathlib import Path
@@ -23,8 +25,17 @@ class PromptError(ValueError):
     """Data that cannot be used; the message names the file or data set, the row, the field and the fix."""
 
 
-def read_rows(path: Path, sha256: str | None = None) -> Iterator[Row]:
-    """Read the rows of a local file in the format of its ending; blank lines of JSONL are skipped.
+DATA_FILES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".txt", ".parquet")
+"""Endings of files with prompts; each may be followed by .gz."""
+
+
+def is_data_file(name: str) -> bool:
+    """Whether a name ends as one of `DATA_FILES`, packed or not."""
+    return name.lower().removesuffix(".gz").endswith(DATA_FILES)
+
+
+def read_rows(path: Path, sha256: str | None = None, encoding: str = "utf-8") -> Iterator[Row]:
+    """Read the rows of a local file in the format of its ending; blank lines of JSONL and text are skipped.
 
     Raises PromptError if the file cannot be read or parsed, or has another SHA-256.
     """
@@ -34,10 +45,10 @@ def read_rows(path: Path, sha256: str | None = None) -> Iterator[Row]:
         raise PromptError(f"{path}: no such file of prompts; correct the task's path") from None
     except OSError as error:
         raise PromptError(f"{path}: cannot be read ({error.strerror}); give the path of a readable file") from None
-    return parse_rows(content, path.suffix, str(path), sha256)
+    return parse_rows(content, path.name, str(path), sha256, encoding)
 
 
-def fetch_rows(url: str, sha256: str | None = None) -> Iterator[Row]:
+def fetch_rows(url: str, sha256: str | None = None, encoding: str = "utf-8") -> Iterator[Row]:
     """Download a file and read its rows. Raises PromptError if it cannot be fetched or used."""
     from urllib.request import urlopen
 
@@ -53,7 +64,7 @@ def fetch_rows(url: str, sha256: str | None = None) -> Iterator[Row]:
             f"{url}: cannot be fetched ({str(error) or type(error).__name__}); "
             "check the network and the address, or download the file and give its path"
         ) from None
-    return parse_rows(content, Path(urlsplit(url).path).suffix, url, sha256)
+    return parse_rows(content, urlsplit(url).path, url, sha256, encoding)
 
 
 def hub_rows(name: str, config: str | None, split: str, revision: str | None) -> Iterator[Row]:
@@ -92,8 +103,10 @@ def hub_rows(name: str, config: str | None, split: str, revision: str | None) ->
     return ((number, f"{name}: row {number}", dict(row)) for number, row in enumerate(loaded, 1))
 
 
-def parse_rows(content: bytes, ending: str, source: str, sha256: str | None = None) -> Iterator[Row]:
-    """Read the rows in a file's bytes; `ending` is its format, `source` its name in messages.
+def parse_rows(
+    content: bytes, name: str, source: str, sha256: str | None = None, encoding: str = "utf-8"
+) -> Iterator[Row]:
+    """Read the rows in a file's bytes. Its format is the ending of its `name`; `source` is its name in messages.
 
     Raises PromptError if the SHA-256 is not `sha256`, or for what does not parse.
     """
@@ -103,14 +116,41 @@ def parse_rows(content: bytes, ending: str, source: str, sha256: str | None = No
             f"{source}: its SHA-256 is {found}, the row pins {sha256}: the file has changed or is cut; "
             "get the pinned one, or correct the row"
         )
-    return _jsonl(content, source) if ending not in _TABLES else _table(content, ending, source)
-
-
-def _jsonl(content: bytes, source: str) -> Iterator[Row]:
+    endings = Path(name.lower()).suffixes
+    if endings[-1:] == [".gz"]:
+        try:
+            content = gzip.decompress(content)
+        except (OSError, EOFError, zlib.error) as error:
+            raise PromptError(f"{source}: not a readable .gz file ({first_line(error)}); get it again") from None
+        endings.pop()
+    ending = endings[-1] if endings else ""
+    if ending == ".parquet":
+        return _table(content, ending, source)
     try:
-        text = content.decode("utf-8")
+        text = content.decode("utf-8-sig" if encoding == "utf-8" else encoding)
     except UnicodeDecodeError as error:
-        raise PromptError(f"{source}: not UTF-8 at byte {error.start}; save the file as UTF-8") from None
+        fix = "set `encoding` in the task's row to windows-1252 if a spreadsheet wrote it, or save it as UTF-8"
+        raise PromptError(f"{source}: not {error.encoding.upper()} at byte {error.start}; {fix}") from None
+    if ending in (".csv", ".tsv"):
+        return _table(text, ending, source)
+    if ending == ".txt":
+        lines = enumerate(text.splitlines(), 1)
+        return ((number, f"{source}:{number}", {"prompt": line}) for number, line in lines if line.strip())
+    return _json(text, source)
+
+
+def _json(text: str, source: str) -> Iterator[Row]:
+    """Rows of JSONL, or of one array, which may be the only list in an object."""
+    if text.lstrip()[:1] == "[" or not _is_jsonl(text):
+        try:
+            content = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise PromptError(f"{source}: not JSON ({_json_fault(error)}); correct the file") from None
+        lists = [value for value in content.values() if isinstance(value, list)] if isinstance(content, dict) else []
+        rows = content if isinstance(content, list) else lists[0] if len(lists) == 1 else [content]
+        for number, row in enumerate(rows, 1):
+            yield number, f"{source}: row {number}", _object(row, f"{source}: row {number}")
+        return
     # Not str.splitlines: JSON texts may hold U+2028.
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
@@ -118,29 +158,49 @@ def _jsonl(content: bytes, source: str) -> Iterator[Row]:
         location = f"{source}:{number}"
         try:
             row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise PromptError(
-                f"{location}: not JSON ({error.msg} at column {error.colno}); each line must be one JSON object"
-            ) from None
         except (ValueError, RecursionError) as error:
-            reason = "nested too deep" if isinstance(error, RecursionError) else "a number has too many digits"
-            raise PromptError(f"{location}: not JSON ({reason}); each line must be one JSON object") from None
-        if not isinstance(row, dict):
-            kind = "a list" if isinstance(row, list) else "a bare value"
-            raise PromptError(f'{location}: {kind} where a JSON object is needed, e.g. {{"id": 1, "prompt": "…"}}')
-        yield number, location, row
+            raise PromptError(
+                f"{location}: not JSON ({_json_fault(error)}); each line must be one JSON object"
+            ) from None
+        yield number, location, _object(row, location)
 
 
-_TABLES = {".csv": "read_csv", ".parquet": "read_parquet"}
+def _is_jsonl(text: str) -> bool:
+    """Whether the first line that holds something is a value by itself, or the file has no second one."""
+    first, _, more = text.strip().partition("\n")
+    try:
+        json.loads(first)
+    except RecursionError:
+        return True
+    except ValueError:
+        return not more or first.strip() not in ("{", "[")
+    return True
 
 
-def _table(content: bytes, ending: str, source: str) -> Iterator[Row]:
+def _json_fault(error: Exception) -> str:
+    if isinstance(error, json.JSONDecodeError):
+        return f"{error.msg} at column {error.colno}"
+    return "nested too deep" if isinstance(error, RecursionError) else "a number has too many digits"
+
+
+def _object(row: Any, location: str) -> dict[str, Any]:
+    if not isinstance(row, dict):
+        kind = "a list" if isinstance(row, list) else "a bare value"
+        raise PromptError(f'{location}: {kind} where a JSON object is needed, e.g. {{"id": 1, "prompt": "…"}}')
+    return row
+
+
+def _table(content: str | bytes, ending: str, source: str) -> Iterator[Row]:
     import pandas as pd
 
-    # A CSV file holds text: 02139 and 0.50 stay as they are written.
-    text = {"keep_default_na": False, "dtype": str} if ending == ".csv" else {}
     try:
-        frame = getattr(pd, _TABLES[ending])(io.BytesIO(content), **text)
+        if isinstance(content, bytes):
+            frame = pd.read_parquet(io.BytesIO(content))
+        else:
+            # The delimiter is the sign of these that the header has most often. A cell holds text: 02139 and 0.50 stay.
+            header = content.lstrip().partition("\n")[0]
+            sign = max("\t,;|" if ending == ".tsv" else ",;\t|", key=header.count)
+            frame = pd.read_csv(io.StringIO(content), sep=sign, dtype=str, keep_default_na=False, skipinitialspace=True)
     except Exception as error:  # each reader has its own
         raise PromptError(f"{source}: not a readable {ending} file ({first_line(error)}); check its content") from error
     for number, row in enumerate(frame.to_dict("records"), 1):

@@ -23,7 +23,6 @@ class RemoteDraft(Drafter):
     summary = "draft_model behind HTTP: draft and target are services, with latency_ms added to each round trip"
     family = "draft model"
     needs = ("draft",)
-    uses_service = True
 
     class Options(ChainOptions):
         """Those of a chain; latency_ms: added to each round trip; precision: in which the draft's probabilities are

@@ -26,7 +26,7 @@ from specrig.engines.server import settled
 from specrig.files import write_atomically
 from specrig.measurement.blocks import baseline_of, seed_of
 from specrig.measurement.energy import Meter, metered
-from specrig.measurement.plan import gpus_used, is_current, job_digest, model_digests
+from specrig.measurement.plan import MEASURING, gpus_used, is_current, model_digests
 from specrig.measurement.progress import progress
 from specrig.measurement.recording import reported, write_index
 from specrig.measurement.records import Counts
@@ -36,6 +36,7 @@ from specrig.measurement.traffic.records import FOLDER, Turn, damaged_points, re
 from specrig.models.endpoint import endpoint_of
 from specrig.models.hub import at_commits
 from specrig.models.pair import PairFiles
+from specrig.provenance.digests import code_digest
 from specrig.provenance.environment import capture
 from specrig.provenance.trained_for import check_trained_for
 from specrig.runtime.gpus import resolve_device
@@ -95,7 +96,7 @@ def measure_traffic(study: Study, engine: str, pair: str, method: str) -> None:
         for task in {point.cell.task for point in points}
     }
     shared: list[object] = [study.seed, study.max_new_tokens, study.threads, device, traffic.of_a_point]
-    shared += [model_digests(files), job_digest(engine, method)]
+    shared += [model_digests(files), code_digest(*MEASURING)]
     shared += [files.engine_options.get(engine, {}), files.dtype, files.tensor_parallel, files.max_model_len]
     shared += [files.quantization, files.gpu_memory_utilization]
     digests = {point: digest([point.model_dump(), shared, *_own(point, files, prompts)]) for point in points}

@@ -1,0 +1,99 @@
+"""The shapes in which people keep chats, recognised in a row: `messages`, ShareGPT's `conversations`, rows of OpenAI's batch
+files, and the `turns` of Spec-Bench and MT-Bench. No torch here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from specrig.tasks.sources import PromptError
+
+Message = tuple[str, str]
+"""(`system`, `user` or `assistant`; what it says)"""
+ROLES = {
+    **dict.fromkeys(("user", "human"), "user"),
+    **dict.fromkeys(("assistant", "gpt", "chatgpt", "model", "bot"), "assistant"),
+    **dict.fromkeys(("system", "developer"), "system"),
+}
+"""What a message calls who speaks -> the role in a chat template."""
+IDS = ("id", "question_id", "custom_id", "prompt_id", "task_id")
+"""The fields with a row's id, where a task's row does not say which."""
+LEAVE_OUT = "take the row out, or choose others with `where`"
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A row's messages. request: whether it is one request with its history; else a conversation, of which the target
+    answers the first turns.
+    """
+
+    messages: Sequence[Message]
+    request: bool
+
+    def asked(self, turns: int) -> tuple[tuple[Message, ...], tuple[str, ...]]:
+        """(messages in front, what the user then says): one turn, or all turns of the user where `turns` is above 1.
+
+        Nothing where the user says nothing.
+        """
+        users = [index for index, (role, _) in enumerate(self.messages) if role == "user"]
+        if not users:
+            return (), ()
+        if turns == 1 and self.request:
+            return tuple(self.messages[: users[-1]]), (self.messages[users[-1]][1],)
+        system = tuple(message for message in self.messages[: users[0]] if message[0] == "system")
+        texts = tuple(self.messages[index][1] for index in users)
+        return system, texts if turns > 1 else texts[:1]
+
+
+def chat_of(row: Mapping[str, Any], location: str) -> Chat | None:
+    """The chat in a row; None for a row of another shape. Raises PromptError for images and tools."""
+    body = row.get("body")
+    if isinstance(body, dict) and "messages" in body:
+        return chat_of(body, location)
+    for field in ("messages", "conversation", "conversations", "turns"):
+        found = row.get(field)
+        if isinstance(found, list) and found and all(isinstance(each, str) for each in found):
+            return Chat([("user", text) for text in found], request=False)
+        if is_messages(found):
+            if tools := next((name for name in ("tools", "functions") if row.get(name)), None):
+                raise PromptError(f"{location}: the request has {tools}, which no method is measured with; {LEAVE_OUT}")
+            return Chat(messages_of(found, location), request=field == "messages")
+    return None
+
+
+def is_messages(value: Any) -> bool:
+    """Whether a value is a list of messages, each of which says who speaks."""
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(isinstance(each, dict) and ("role" in each or "from" in each) for each in value)
+    )
+
+
+def messages_of(found: Sequence[Mapping[str, Any]], location: str) -> list[Message]:
+    """A list of messages in their roles. Raises PromptError for another role, and for what is no text."""
+    messages = []
+    for number, each in enumerate(found, 1):
+        speaker, place = str(each.get("role", each.get("from"))), f"{location}: message {number}"
+        role = ROLES.get(speaker.lower())
+        if role is None or each.get("tool_calls") or each.get("function_call"):
+            what = f"is from {speaker!r}" if role is None else "calls a tool"
+            raise PromptError(f"{place} {what}: only texts of system, user and assistant are measured; {LEAVE_OUT}")
+        messages.append((role, _text(each.get("content", each.get("value")), place)))
+    return messages
+
+
+def _text(content: Any, place: str) -> str:
+    """The text of a message, whose content may be a list of parts."""
+    if isinstance(content, str):
+        return content
+    texts = []
+    for part in content if isinstance(content, list) else [content]:
+        text = part if isinstance(part, str) else part.get("text") if isinstance(part, dict) else None
+        if not isinstance(text, str):
+            kind = part.get("type", "an object") if isinstance(part, dict) else type(part).__name__
+            raise PromptError(f"{place} holds {kind}, no text: only texts are measured; {LEAVE_OUT}")
+        texts.append(text)
+    return "\n".join(texts)
