@@ -16,6 +16,7 @@ from specrig.dag.interruption import Interruption
 from specrig.dag.rules import Rules, memory, minutes
 from specrig.models.gguf import FILES as CONVERTED_FILES
 from specrig.planning.estimate import needs
+from specrig.redaction import redacted
 from specrig.reporting.outline import figures, tables
 from specrig.runtime.gpus import OWN
 from specrig.study.grid import TOGETHER
@@ -67,8 +68,8 @@ PAPER = [
     str(STUDY.report.parent / "paper" / "main.tex"),
 ]
 TRACKED = f"{ROOT}/tracked.txt"
-# Another store lacks the runs entered so far, so tracking depends on its address, which may hold a password.
-TRACKING_STORE = digest(os.environ.get("MLFLOW_TRACKING_URI", ""))
+# Another store lacks the runs entered so far, so tracking depends on its address, without the password.
+TRACKING_STORE = redacted(os.environ.get("MLFLOW_TRACKING_URI", ""))
 PROMPTS = [f"{ROOT}/prompts/{task}.jsonl" for task in PROMPT_FILES]
 MEASURED = [
     f"{ROOT}/measured/{engine}/{pair}/{process}{f'-{number}' if number else ''}"
