@@ -64,9 +64,12 @@ docs: $(DOCS_VENV)/ready  ## build the documentation and the published reports i
 ui: $(READY)  ## show the study's runs in MLflow's pages, on this machine only
 	@root=$$($(BIN)/specrig plan $(CONFIG) | sed -n 's/^Results: //p')
 	uri=$${MLFLOW_TRACKING_URI:-sqlite:///$$root/mlflow.db}
-	[[ $$uri != sqlite:* ]] || echo "Runs: http://127.0.0.1:$${PORT:-5000}/#/experiments/1/runs?workflowType=machine_learning&viewStateShareKey=methods"
+	case $$uri in
+	http*) echo "MLFLOW_TRACKING_URI names a server that shows them" >&2; exit 2 ;;
+	sqlite:*) echo "Runs: http://127.0.0.1:$${PORT:-5000}/#/experiments/1/runs?workflowType=machine_learning&viewStateShareKey=methods" ;;
+	esac
 	# One worker and no job processes: more do not come up on a machine under load.
-	MLFLOW_DISABLE_TELEMETRY=true MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false $(BIN)/mlflow ui --host 127.0.0.1 --port $${PORT:-5000} --workers 1 --backend-store-uri "$$uri" --artifacts-destination "$$root/mlartifacts"
+	MLFLOW_DISABLE_TELEMETRY=true MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false MLFLOW_BACKEND_STORE_URI="$$uri" $(BIN)/mlflow ui --host 127.0.0.1 --port $${PORT:-5000} --workers 1 --artifacts-destination "$$root/mlartifacts"
 
 vllm:  ## set up .venv-vllm with vLLM's CPU build and everything else (docs/engines.md)
 	@$(MAKE) --no-print-directory VENV=$(VLLM_VENV) arctic

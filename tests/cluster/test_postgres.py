@@ -182,14 +182,14 @@ def test_a_study_is_entered_once_whatever_is_away(
     assert failed in first and "The next run tries again" in first
     assert not (folder / TRACKED).exists()
     server.start()
-    [added] = re.findall(r"MLflow: (\d+) runs added, 0 replaced, 0 as they were", printed(*command(TRACKED)))
+    [added] = re.findall(r"MLflow: (\d+) runs entered, 0 kept, 0 removed", printed(*command(TRACKED)))
     runs, points = postgres.count("runs"), postgres.count("metrics")
     assert runs == int(added) > 6 and points > runs, "a run for each of six cells, and those above them"
     assert [path.name for path in server.artifacts.rglob("code-k3-t0-b1.jsonl")] == ["code-k3-t0-b1.jsonl"]
 
     # Again, by the workflow and by hand: nothing is doubled.
     assert "Nothing to be done" in printed(*command(TRACKED))
-    kept = f"MLflow: 0 runs added, 0 replaced, {added} as they were"
+    kept = f"MLflow: 0 runs entered, {added} kept, 0 removed"
     assert kept in printed(*track)
 
     # The store is away, then the server, and both come back.

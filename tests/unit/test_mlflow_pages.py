@@ -151,7 +151,7 @@ def test_two_runs_are_compared(served: Served) -> None:
 
 
 def test_a_file_opens_where_the_study_lies_now(served: Served) -> None:
-    run = served.run("tiny in native: tables, figures, report")
+    run = served.run("made_up: report, tables, figures")
     served.shows(
         f"{served.root}/#/experiments/1/runs/{run}/artifacts/tables/speedup.md", "speedup.md", "draft", "ngram"
     )

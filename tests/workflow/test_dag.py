@@ -223,7 +223,7 @@ def test_mlflow_out_of_reach_fails_nothing_and_the_next_run_tries_again(copied: 
     assert failed.is_file() and not tracked.exists(), "so that there is something to do"
     store.rmdir()
     result = run(copied)
-    assert result.returncode == 0 and "runs added" in result.stdout, result.stdout
+    assert result.returncode == 0 and "runs entered" in result.stdout, result.stdout
     assert store.is_file() and "tracking failed" not in result.stdout
     assert tracked.is_file() and not failed.exists(), "so that there is nothing to do"
 

@@ -17,6 +17,7 @@ from specrig.dag.rules import Rules, memory, minutes
 from specrig.models.gguf import FILES as CONVERTED_FILES
 from specrig.planning.estimate import needs
 from specrig.report.outline import figures, tables
+from specrig.redaction import redacted
 from specrig.runtime.gpus import OWN
 from specrig.study.grid import TOGETHER
 from specrig.study.load import load_study
@@ -69,8 +70,8 @@ PAPER = [
     str(STUDY.report.parent / "paper" / "main.tex"),
 ]
 TRACKED = f"{ROOT}/tracked.txt"
-# Another store lacks the runs entered so far, so tracking depends on its address, which may hold a password.
-TRACKING_STORE = digest(os.environ.get("MLFLOW_TRACKING_URI", ""))
+# Another store lacks the runs entered so far, so tracking depends on its address, without the password.
+TRACKING_STORE = redacted(os.environ.get("MLFLOW_TRACKING_URI", ""))
 MEASURED = [
     f"{ROOT}/measured/{engine}/{pair}/{process}"
     for engine, pair, process in STUDY.grid.jobs

@@ -1,59 +1,56 @@
-"""Log a study to MLflow, in one process and after measuring.
+"""Enter a study into MLflow, in one process and after measuring.
 
-Each study is an experiment. `study_runs` lists its runs. MLflow chooses the ids of runs, and names are not unique, so a
-run is identified by its tags `origin`, `cell` and `record_sha`: a finished run with the same three tags is kept, any
-other run of the same cell and origin is replaced. Tracking may fail; measurements do not depend on it.
+Each study is an experiment, whose runs `runs` lists. A run carries a digest of its content: one that is there is kept,
+so that entering a study again adds nothing, and what people noted on a run stays. Runs of other content go to MLflow's
+bin. Tracking may fail; measurements do not depend on it.
 """
 
 from __future__ import annotations
 
 import json
-import logging
-import math
 import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from specrig.errors import with_type
 from specrig.files import write_atomically
+from specrig.redaction import RedactedStream, redacted
 from specrig.report.study_data import StudyData, read_study
-from specrig.tracking.experiment import DESCRIPTION, saved_views
-from specrig.tracking.run_content import NOTE, PromptDataset, RunContent
-from specrig.tracking.sqlite import check_sqlite
-from specrig.tracking.study_runs import study_runs
+from specrig.tracking.runs import PromptDataset, StudyRun, study_runs
+from specrig.tracking.store import SQLITE, StoreError, open_store, tracking_uri
+from specrig.tracking.views import DESCRIPTION, saved_views
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import DatasetInput, Run
+    from mlflow.entities import Run
 
-SQLITE = "sqlite:///"
 ARTIFACTS = "mlartifacts"
-"""The name of the folder beside the study's own store that holds the files of its runs."""
+"""The name of the folder in the study's that holds the files of its runs."""
 SERVED = "mlflow-artifacts:/"
 """MLflow's address of a file in the folder of its server (`make ui`), so that a study's folder may be moved."""
-PARENT = "mlflow.parentRunId"
+PARENT, NOTE = "mlflow.parentRunId", "mlflow.note.content"
+SOURCE = {"mlflow.source.name": "specrig", "mlflow.source.type": "LOCAL"}
+CONTENT = "content"
+"""The tag with the digest of all that a run holds. A run without it is incomplete."""
 FAILURE_FILE = "tracking-failed.txt"
 """File in the study's folder that states why tracking failed and how to repeat it."""
 ORIGIN_FILE = "tracking-origin.txt"
 """File in the study's folder with an id of the folder, so that two folders of one name do not replace each other's runs."""
+AT_ONCE = 1000
+"""The most values that MLflow takes in one call."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrackingResult:
-    """The outcome of `track`.
+    """The outcome of `track`: numbers of runs entered, kept as they were and removed, and why it failed, if it did."""
 
-    added, replaced, kept, removed: numbers of runs that are new, that had other records, that are unchanged, whose cells
-    have left the study. error: why tracking failed; empty if it did not.
-    """
-
-    added: int = 0
-    replaced: int = 0
+    entered: int = 0
     kept: int = 0
     removed: int = 0
     error: str = ""
@@ -68,43 +65,29 @@ def track(study_dir: Path, report: Path | None = None) -> TrackingResult:
     """
     study_dir = study_dir.resolve()
     marker = study_dir / FAILURE_FILE
-    try:
-        done = _track(read_study(study_dir), report)
-    except Exception as error:
-        reason = with_type(error)
-        message = (
-            f"MLflow tracking failed ({reason}).\nMeasurements, tables and report are complete without it. "
-            f"To log the runs later: specrig stage track --study {study_dir / 'study.json'}"
-        )
-        print(f"warning: {message}", file=sys.stderr)
-        if study_dir.is_dir():
-            write_atomically(marker, message + "\n")
-        return TrackingResult(error=reason)
-    marker.unlink(missing_ok=True)
-    gone = f", {done.removed} of cells that have left the study removed" if done.removed else ""
-    print(f"MLflow: {done.added} runs added, {done.replaced} replaced, {done.kept} as they were{gone}")
-    return done
-
-
-def tracking_uri(study_dir: Path) -> str:
-    """The address that `track` writes to: `MLFLOW_TRACKING_URI`, or the SQLite store in the study's folder."""
-    return os.environ.get("MLFLOW_TRACKING_URI") or f"{SQLITE}{study_dir.resolve() / 'mlflow.db'}"
+    with redirect_stdout(RedactedStream(sys.stdout)), redirect_stderr(RedactedStream(sys.stderr)):
+        try:
+            done = _track(read_study(study_dir), report)
+        except Exception as error:
+            done = TrackingResult(error=redacted(str(error) if isinstance(error, StoreError) else with_type(error)))
+        if done.error:
+            again = f"specrig stage track --study {os.path.relpath(study_dir / 'study.json')}"
+            message = f"MLflow tracking failed ({done.error}). All else is complete; to enter the runs later: {again}"
+            print(f"warning: {message}", file=sys.stderr)
+            if study_dir.is_dir():
+                write_atomically(marker, message + "\n")
+            return done
+        marker.unlink(missing_ok=True)
+        print(f"MLflow: {done.entered} runs entered, {done.kept} kept, {done.removed} removed")
+        return done
 
 
 def _track(study: StudyData, report: Path | None) -> TrackingResult:
-    client = _client(study.folder)
+    uri = tracking_uri(study.folder)
+    client = open_store(uri)
     experiment = _experiment(client, study)
-    origin = _origin(study.folder)
-    runs = _runs(client, experiment, origin)
-    counts, keys = {"added": 0, "replaced": 0, "kept": 0}, set[str]()
-    for content in study_runs(study, report):
-        _log_run(client, experiment, runs, content, {"origin": origin}, counts)
-        keys.update((content.key, *(child.key for child in content.children)))
-    # Runs without the tags were logged by somebody else, or by a version that did not name this folder.
-    left = [run for key, found in runs.items() if key and key not in keys for run in found if "origin" in run.data.tags]
-    for run in left:
-        _remove(client, run)
-    return TrackingResult(counts["added"], counts["replaced"], counts["kept"], len(left))
+    writer = Writer(client, experiment, _origin(study.folder), study.folder)
+    return writer.write(study_runs(study, report))
 
 
 def _origin(study_dir: Path) -> str:
@@ -115,140 +98,155 @@ def _origin(study_dir: Path) -> str:
     return file.read_text(encoding="utf-8").strip()
 
 
-def _client(study_dir: Path) -> MlflowClient:
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    # A dead server must cost seconds, not MLflow's default minutes.
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
-    for name in ("alembic", "mlflow.store.db.utils", "mlflow.tracking"):
-        logging.getLogger(name).setLevel(logging.WARNING)
-    uri = tracking_uri(study_dir)
-    if uri.startswith(SQLITE):
-        check_sqlite(Path(uri.removeprefix(SQLITE)))
-    from mlflow import MlflowClient
-
-    return MlflowClient(tracking_uri=uri)
-
-
 def _experiment(client: MlflowClient, study: StudyData) -> str:
     # Some versions of MLflow choose by the kind which page an experiment opens on; the others have the views.
     tags = {"mlflow.experimentKind": "custom_model_development", NOTE: DESCRIPTION, **saved_views()}
-    found = client.get_experiment_by_name(study.name)
-    if found is None:
-        location = None if os.environ.get("MLFLOW_TRACKING_URI") else SERVED
+    experiment = client.get_experiment_by_name(study.name)
+    if experiment is None:
+        uri = client.tracking_uri
+        own = SERVED if not os.environ.get("MLFLOW_TRACKING_URI") else (study.folder / ARTIFACTS).as_uri()
+        location = None if uri.startswith(("http:", "https:")) else own  # a server knows where its files go
         return str(client.create_experiment(study.name, artifact_location=location, tags=tags))
-    if found.lifecycle_stage == "deleted":
-        client.restore_experiment(found.experiment_id)
+    if experiment.lifecycle_stage == "deleted":
+        client.restore_experiment(experiment.experiment_id)
     for name, value in tags.items():
-        if name not in found.tags:  # what a person changed stays
-            client.set_experiment_tag(found.experiment_id, name, value)
-    return str(found.experiment_id)
+        if name not in experiment.tags:  # what a person changed stays
+            client.set_experiment_tag(experiment.experiment_id, name, value)
+    return str(experiment.experiment_id)
 
 
-def _runs(client: MlflowClient, experiment: str, origin: str) -> dict[str, list[Run]]:
-    """Map each value of the tag `cell` to its runs of this origin, with one search instead of one per cell.
-
-    Runs of older versions have no origin. They count as this folder's.
+@dataclass
+class Writer:
+    """Enters the runs of one study's folder. origin: the folder's id. no_files: why MLflow takes none, once it took one
+    not.
     """
-    found: dict[str, list[Run]] = {}
-    token = None
-    while True:
-        page = client.search_runs([experiment], max_results=1000, page_token=token)
-        for run in (run for run in page if run.data.tags.get("origin", origin) == origin):
-            found.setdefault(run.data.tags.get("cell", ""), []).append(run)
-        token = page.token
-        if not token:
-            return found
+
+    client: MlflowClient
+    experiment: str
+    origin: str
+    study_dir: Path
+    no_files: str = ""
+    run_ids: dict[str, str] = field(default_factory=dict)
+    model_ids: dict[str, str] = field(default_factory=dict)
+
+    def write(self, runs: list[StudyRun]) -> TrackingResult:
+        """Enter the runs that are not there, then remove what else there is of this folder."""
+        stored = self._stored()
+        complete = {run.data.tags[CONTENT]: run for run in stored if CONTENT in run.data.tags}
+        kept = set()
+        for run in runs:
+            tags = {PARENT: self.run_ids[run.parent.key]} if run.parent else {}
+            if there := complete.get(run.digest):
+                run_id = there.info.run_id
+                kept.add(run_id)
+                for name, value in tags.items():
+                    if there.data.tags.get(name) != value:
+                        self.client.set_tag(run_id, name, value)
+                if run.model:
+                    self.model_ids[run.key] = there.outputs.model_outputs[0].model_id
+            else:
+                run_id = self._enter(run, tags)
+            self.run_ids[run.key] = run_id
+        outdated = [run for run in stored if run.info.run_id not in kept]
+        for run in outdated:
+            for output in run.outputs.model_outputs if run.outputs else []:
+                self.client.delete_logged_model(output.model_id)
+            self.client.delete_run(run.info.run_id)
+        files = f"metrics are entered, files are not: {self.no_files}" if self.no_files else ""
+        return TrackingResult(len(runs) - len(kept), len(kept), len(outdated), files)
+
+    def _stored(self) -> list[Run]:
+        """The runs of this folder, whatever their content."""
+        runs: list[Run] = []
+        token = None
+        while True:
+            page = self.client.search_runs([self.experiment], f"tags.origin = '{self.origin}'", page_token=token)
+            runs += page
+            token = page.token
+            if not token:
+                return runs
+
+    def _enter(self, run: StudyRun, above: dict[str, str]) -> str:
+        """Enter a run and return its id. It says FINISHED at the end, and FAILED where MLflow fails before."""
+        tags = {
+            "kind": run.kind,
+            "origin": self.origin,
+            NOTE: run.note,
+            "command": run.command,
+            **SOURCE,
+            **run.tags,
+            **above,
+        }
+        begin, end = run.measured or (None, None)  # None: now
+        created = self.client.create_run(self.experiment, begin, tags, run.name)
+        run_id: str = created.info.run_id
+        try:
+            self._log_model(run, run_id)
+            self._log_values(run, run_id)
+            self._log_files(run, run_id, created.info.artifact_uri)
+            if not self.no_files or not run.artifacts:
+                self.client.set_tag(run_id, CONTENT, run.digest)
+        except BaseException:
+            self.client.set_terminated(run_id, status="FAILED")
+            raise
+        self.client.set_terminated(run_id, status="FINISHED", end_time=end)
+        return run_id
+
+    def _log_model(self, run: StudyRun, run_id: str) -> None:
+        """A draft or head as MLflow's LoggedModel, without weights: they stay where they are."""
+        from mlflow.entities import LoggedModelOutput
+
+        if run.model:
+            params = {name: str(value) for name, value in run.params.items()}
+            model = self.client.create_logged_model(
+                self.experiment, run.model, run_id, params=params, model_type="draft"
+            )
+            self.client.finalize_logged_model(model.model_id, "READY")
+            self.client.log_outputs(run_id, [LoggedModelOutput(model.model_id, 0)])
+            self.model_ids[run.key] = model.model_id
+
+    def _log_values(self, run: StudyRun, run_id: str) -> None:
+        from mlflow.entities import LoggedModelInput, Metric, Param
+
+        now = int(time.time() * 1000)
+        models = [self.model_ids[model.key] for model in run.drafts_with]
+        datasets = {dataset.task: dataset for dataset in run.datasets}
+        if datasets or models:
+            inputs = [_dataset_input(dataset) for dataset in run.datasets]
+            self.client.log_inputs(run_id, inputs, [LoggedModelInput(model) for model in models])
+        metrics = [Metric(name, y, now, x) for name, line in run.series.items() for x, y in line]
+        for name, value in run.metrics.items():
+            dataset = datasets.get(name.partition("/")[2])
+            about = {"dataset_name": dataset.task, "dataset_digest": dataset.digest} if dataset else {}
+            used = models if name.startswith("acceptance_") else []
+            metrics += [Metric(name, value, now, 0, model, run_id=run_id, **about) for model in used or [None]]
+        for start in range(0, len(metrics), AT_ONCE):
+            self.client.log_batch(run_id, metrics=metrics[start : start + AT_ONCE])
+        self.client.log_batch(
+            run_id, params=[Param(name, str(value)[:6000]) for name, value in run.params.items()][:100]
+        )
+
+    def _log_files(self, run: StudyRun, run_id: str, address: str) -> None:
+        """Store a run's files below their folders in the study's. After a failure no file is tried again."""
+        uri = self.client.tracking_uri
+        beside = uri.startswith(SQLITE) and address.startswith(SERVED)  # no server is needed to write them
+        for path in run.artifacts if not self.no_files else []:
+            inside = path.parent.relative_to(self.study_dir) if path.is_relative_to(self.study_dir) else Path()
+            try:
+                if beside:
+                    folder = Path(uri.removeprefix(SQLITE)).parent / ARTIFACTS / address.removeprefix(SERVED) / inside
+                    folder.mkdir(parents=True, exist_ok=True)
+                    shutil.copyfile(path, folder / path.name)
+                else:
+                    self.client.log_artifact(run_id, str(path), None if inside == Path() else inside.as_posix())
+            except Exception as error:
+                self.no_files = f"{redacted(address)}: {with_type(error)}"
+                return
 
 
-def _log_run(
-    client: MlflowClient,
-    experiment: str,
-    runs: dict[str, list[Run]],
-    content: RunContent,
-    above: dict[str, str],
-    counts: dict[str, int],
-) -> None:
-    """Log a run and those below it, unless they are there. Where a run is replaced, so are those below it.
-
-    above: its tags of origin and of the run above it.
-    """
-    found, parent = runs.get(content.key, []), above.get(PARENT)
-    current = [run for run in found if _is_current(run, content) and run.data.tags.get(PARENT) == parent][:1]
-    for run in found:
-        if run not in current:
-            _remove(client, run)  # its record has changed, or its tracking was interrupted
-    counts["kept" if current else "replaced" if found else "added"] += 1
-    if current:
-        own = current[0].info.run_id
-        if "origin" not in current[0].data.tags:
-            client.set_tag(own, "origin", above["origin"])
-    else:
-        tags = {"cell": content.key} | above
-        begin = content.measured[0] if content.measured else None  # None: now
-        own = client.create_run(experiment, run_name=content.name, tags=tags, start_time=begin).info.run_id
-    for child in content.children:
-        _log_run(client, experiment, runs, child, above | {PARENT: own}, counts)
-    if not current:  # last, so that a run says FINISHED only when those below it are in
-        _log_content(client, own, content)
-
-
-def _remove(client: MlflowClient, run: Run) -> None:
-    """Into MLflow's bin."""
-    client.set_tag(run.info.run_id, "superseded", "true")
-    client.delete_run(run.info.run_id)
-
-
-def _is_current(run: Run, content: RunContent) -> bool:
-    return run.info.status == "FINISHED" and run.data.tags.get("record_sha") == content.record_sha
-
-
-def _log_content(client: MlflowClient, run: str, content: RunContent) -> None:
-    """Log values in batches, then artifacts, then sha and FINISHED: an interrupted run never looks complete."""
-    from mlflow.entities import Metric, Param, RunTag
-
-    now = int(time.time() * 1000)
-    metrics = [Metric(name, value, now, 0) for name, value in content.metrics.items() if math.isfinite(value)]
-    metrics += [Metric(name, y, now, x) for name, line in content.series.items() for x, y in line if math.isfinite(y)]
-    params = [Param(name, str(value)[:6000]) for name, value in content.params.items()]
-    tags = [RunTag(name, value[:5000]) for name, value in content.tags.items() if value]
-    for part in _chunks(metrics, 1000):
-        client.log_batch(run, metrics=part)
-    for part in _chunks(params, 100):
-        client.log_batch(run, params=part)
-    for part in _chunks(tags, 100):
-        client.log_batch(run, tags=part)
-    if content.datasets:
-        client.log_inputs(run, datasets=[_dataset(each) for each in content.datasets])
-    own = _own_folder(client, run)
-    for path in content.artifacts:
-        name = path.parent.name
-        folder = name if name in ("tables", "figures") else None
-        if own:
-            (own / (folder or "")).mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, own / (folder or "") / path.name)
-        else:
-            client.log_artifact(run, str(path), artifact_path=folder)
-    client.set_tag(run, "record_sha", content.record_sha)
-    client.set_terminated(run, status="FINISHED", end_time=content.measured[1] if content.measured else None)
-
-
-def _own_folder(client: MlflowClient, run: str) -> Path | None:
-    """The folder of a run's files if they lie beside the study's own store, where no server is needed to write them."""
-    files = client.get_run(run).info.artifact_uri
-    if not (client.tracking_uri.startswith(SQLITE) and files.startswith(SERVED)):
-        return None
-    return Path(client.tracking_uri.removeprefix(SQLITE)).parent / ARTIFACTS / files.removeprefix(SERVED)
-
-
-def _dataset(prompts: PromptDataset) -> DatasetInput:
+def _dataset_input(prompts: PromptDataset) -> object:
     from mlflow.entities import Dataset, DatasetInput, InputTag
 
-    profile = json.dumps({"num_rows": prompts.count})
+    profile = json.dumps({"num_rows": prompts.prompts})
     dataset = Dataset(prompts.task, prompts.digest, "specrig", prompts.source, profile=profile)
     return DatasetInput(dataset, [InputTag("mlflow.data.context", "evaluation")])
-
-
-def _chunks(items: list[Any], size: int) -> Iterator[list[Any]]:
-    for start in range(0, len(items), size):
-        yield items[start : start + size]

@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 
 DESCRIPTION = """\
-The views above list methods, cells, and the run with tables, figures and the report. A method has one run in each \
-setting (temperature, batch size, options): `speedup` is the geometric mean over tasks at its best k, `speedup/<task>` \
-that of a task, `by_k/…` a sweep with k as the step. Select runs and Compare, or open the charts. Below each method are \
-its cells, one run each. The run of a pair holds tables, figures and the report.
+The views above list methods, cells, drafts and heads, and the run with the report. A method has one run in each setting \
+(temperature, batch size, options): `speedup` is the geometric mean over tasks at its best k, `speedup/<task>` that of a \
+task, `by_k/…` a sweep with k as the step. Select runs and Compare, or open the charts. Below each method are its cells, \
+one run each. Models lists drafts and heads, with the acceptance length (τ) that methods reached with them.
 
 Search: methods `tags.kind = 'method'`; cells of a task `tags.kind = 'cell' and params.task = 'code'`; failed audits \
-`tags.audit = 'failed'`; trainings `tags.kind = 'training'`; runs of a model `params.target_sha256 LIKE 'c159%'`.
+`tags.audit = 'failed'`; trainings `tags.kind = 'model'`; runs of a model `params.target_sha256 LIKE 'c159%'`.
 
 Units: speedup in times plain decoding (95 % interval: `_low`, `_high`), acceptance_length in tokens a target pass, \
-acceptance_rate and alpha as shares of 1, times and memory as their names say. Created and Duration are those of \
-measuring. Methods are measured in turns, so their times overlap."""
+acceptance_rate and alpha as shares of 1, times and memory as their names say. Created and Duration are those of the \
+job that measured; methods are measured in turns, so their times overlap."""
 VIEW_TAG = "mlflow.sharedViewState."
 """The tag of a saved view, up to the view's id. Versions of MLflow without views ignore it."""
 MEASURED = ["metrics.`speedup`", "metrics.`speedup_low`", "metrics.`speedup_high`", "metrics.`acceptance_length`"]
@@ -28,7 +28,8 @@ VIEWS = (
         MEASURED[0],
         ["attributes.`Dataset`", *MEASURED, "metrics.`tokens_per_s`"],
     ),
-    ("report", "Tables, figures and report", "pair", "attributes.start_time", ["params.`engine`", "params.`pair`"]),
+    ("models", "Drafts and heads", "model", "attributes.start_time", ["params.`pair`", "params.`source`"]),
+    ("report", "Report, tables and figures", "study", "attributes.start_time", []),
 )
 """In the order of the menu: id in addresses, name, tag `kind` of the runs, order (largest first), columns."""
 SECTION = {"uuid": "speedup", "display": True, "isReordered": True, "deleted": False, "isGenerated": False}
