@@ -1,7 +1,7 @@
 """The gate: it refuses models and pairs that cannot work, by their small files and the headers of their weights, before
 any weight is read. `plan`, `decode` and loading all ask here, so what one says the others say.
 
-No torch here. Speculation needs a decoder-only target and draft that share one vocabulary, id by id.
+No torch here. Speculation needs a decoder-only target and draft; most engines need one vocabulary for both, id by id.
 """
 
 from __future__ import annotations
@@ -230,15 +230,17 @@ def targets_tokenizer(draft: str) -> bool:
     return isinstance(noted, dict) and noted.get("tokenizer") == "target"
 
 
-def check_vocabulary(
+def other_vocabulary(
     target: str, draft: str, target_revision: str | None = None, draft_revision: str | None = None
-) -> None:
-    """Raise ModelError unless both tokenizers map the same tokens to the same ids."""
+) -> str | None:
+    """In what a draft's vocabulary is another than its target's; None: both tokenizers map the same tokens to the same
+    ids.
+    """
     if targets_tokenizer(draft):
-        return
+        return None
     ours, theirs = vocabulary(target, target_revision), vocabulary(draft, draft_revision)
     if ours == theirs:
-        return
+        return None
     differing = sorted(
         (token for token in ours.keys() & theirs.keys() if ours[token] != theirs[token]), key=ours.__getitem__
     )
@@ -246,11 +248,18 @@ def check_vocabulary(
     if differing:
         token = differing[0]
         example = f"; {token!r} is {ours[token]} in the target and {theirs[token]} in the draft"
-    raise ModelError(
+    return (
         f"the draft {draft} does not share the vocabulary of the target {target}: {len(theirs)} tokens against "
-        f"{len(ours)}, {len(ours.keys() ^ theirs.keys())} in one only, {len(differing)} with another id{example}. "
-        "Choose a draft of the same family, or a method without a draft model (ngram)"
+        f"{len(ours)}, {len(ours.keys() ^ theirs.keys())} in one only, {len(differing)} with another id{example}"
     )
+
+
+def check_vocabulary(
+    target: str, draft: str, target_revision: str | None = None, draft_revision: str | None = None
+) -> None:
+    """Raise ModelError unless both tokenizers map the same tokens to the same ids."""
+    if (reason := other_vocabulary(target, draft, target_revision, draft_revision)) is not None:
+        raise ModelError(f"{reason}. {facts.OTHER_DRAFT}")
 
 
 def config_of(pair: PairFiles) -> dict[str, dict[str, Any]]:
@@ -277,8 +286,9 @@ def rotary_switch(pair: PairFiles) -> int | None:
 
 
 def check_pair(pair: PairFiles, *, drafts: bool = False) -> None:
-    """Everything that can be refused about a pair without reading weights. drafts: its target is itself a draft."""
+    """Everything that can be refused about a pair without reading weights, whatever drafts. drafts: its target is itself a
+    draft.
+    """
     check_model(pair.target, pair.target_revision, drafts=drafts)
     if pair.draft is not None:
         check_model(pair.draft, pair.draft_revision, drafts=True)
-        check_vocabulary(pair.target, pair.draft, pair.target_revision, pair.draft_revision)
