@@ -556,7 +556,7 @@ def test_advice(
     output = capsys.readouterr().out
     advised, _, needs_more = output.partition("Others need more")
     assert "does not share the vocabulary" in advised and "too slow" in advised
-    assert "draft_model" not in advised and "draft_model" in needs_more
+    assert "draft_model" in advised and "medusa_draft" in needs_more
     assert cli.main(["advise", "lama", "--pairs", str(pairs), "--device", "H300"]) == 2
     error = capsys.readouterr().err
     assert "did you mean 'llama'?" in error and "did you mean 'H200'?" in error

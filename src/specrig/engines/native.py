@@ -97,6 +97,14 @@ class Native(WeightsEngine):
         """Models whose layers or positions its cache cannot hold."""
         return needs.unreadable(config) or needs.unmet(config)
 
+    @classmethod
+    def refuses_other_vocabulary(cls, cell: Cell) -> str | None:
+        """Methods whose draft speaks the target's ids, and those that are told to."""
+        vocabularies = cell.options.get("vocabularies")
+        if vocabularies is None:
+            return f"{cell.method} takes drafts of the target's vocabulary alone"
+        return "`vocabularies: same` takes no other: set it to auto" if vocabularies == "same" else None
+
     def ready(self, cell: Cell) -> None:
         """See `Engine`: draft and heads."""
         self._drafter(cell, _key(cell))

@@ -45,11 +45,11 @@ def _model(cell: Cell, pair: PairFiles, part: str) -> dict[str, Any]:
     return {"model": str(understood("vllm", cell.method, folder)), **revision}
 
 
-def speculation_of(cell: Cell, pair: PairFiles, draft_sampling: str) -> dict[str, Any]:
+def speculation_of(cell: Cell, pair: PairFiles, draft_sampling: str, other_vocabulary: bool = False) -> dict[str, Any]:
     """Arguments of `vllm.LLM` for the cell's speculation, with a report of each request's steps; empty for a baseline.
 
-    draft_sampling: how methods that sample drafts do so above temperature 0. Raises EngineError where the pair
-    lacks a part.
+    draft_sampling: how methods that sample drafts do so above temperature 0. other_vocabulary: the draft drafts among the
+    tokens that the target has too. Raises EngineError where the pair lacks a part.
     """
     known = foreign("vllm")[cell.method]
     if not known.method:
@@ -59,6 +59,8 @@ def speculation_of(cell: Cell, pair: PairFiles, draft_sampling: str) -> dict[str
     config = {"method": known.method, **model, **known.keys, **options, "num_speculative_tokens": cell.k}
     if known.sampled:
         config["draft_sample_method"] = draft_sampling
+    if other_vocabulary and known.part == "draft":
+        config |= {"use_heterogeneous_vocab": True, "draft_sample_method": "greedy"}
     if (alpha := pair.simulated_acceptance) is not None:
         rates = [alpha**depth for depth in range(1, cell.k + 1)]
         config |= {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": rates}
