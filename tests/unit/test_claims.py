@@ -240,8 +240,7 @@ def test_impossible_pairs() -> None:
     name, reason = verdict(claim(target="bert-large-uncased", draft="distilbert-base-uncased", low=2.0, high=4.0))
     assert name == "impossible" and "encoder" in reason
     mixtral = claim(target="mistralai/Mixtral-8x7B-Instruct-v0.1", draft="mistralai/Mistral-7B-Instruct-v0.3")
-    name, reason = verdict(mixtral, cell())
-    assert name == "impossible" and "32768" in reason and "32000" in reason
+    assert verdict(mixtral, cell())[0] != "impossible", "a draft of another vocabulary drafts all the same"
 
 
 def test_theory_takes_the_acceptance_of_the_same_source() -> None:

@@ -64,6 +64,7 @@ class Translated(Drafter):
         """Read the prompts as the draft does."""
         from specrig.decoding.sampling import Sampler
 
+        self.proposed = False
         self.read = [0] * context.batch_size
         self.rows: list[list[int]] = [[] for _ in self.read]
         self._follow(context)
@@ -82,18 +83,22 @@ class Translated(Drafter):
         self.base, self.drafted = [len(row) for row in self.rows], [[] for _ in self.rows]
         if not any(inner.depths):
             return empty_draft(context)
-        draft = self.inner.propose(inner, max(inner.depths))
+        draft, self.proposed = self.inner.propose(inner, max(inner.depths)), True
+        # A tree is cut by levels, by the drafter itself.
+        depths = (
+            inner.depths if draft.parents is None else [draft.tokens.shape[1] * (depth > 0) for depth in inner.depths]
+        )
+        lengths = [min(own, depth) for own, depth in zip(draft.offered, depths, strict=True)]
         if self.by_strings:
-            return self._spelled(draft, context)
-        if draft.parents is None:
-            lengths = [min(own, depth) for own, depth in zip(draft.offered, inner.depths, strict=True)]
-        else:
-            lengths = [own if depth else 0 for own, depth in zip(draft.offered, inner.depths, strict=True)]
+            return self._spelled(draft, lengths, context)
         common = self.common
         return replace(draft, tokens=common[draft.tokens], rows=None, lengths=lengths, vocabulary=common)
 
     def observe(self, verdict: Verdict) -> None:
         """Tell the drafter how much of what it drafted stands in the context now."""
+        if not self.proposed:
+            return
+        self.proposed = False
         if self.by_strings:
             self._follow(self.context)
             agreed = []
@@ -121,9 +126,9 @@ class Translated(Drafter):
         rows = [list(row) for row in self.rows]
         return Context(rows, done, self.sampler or context.sampler, depths)
 
-    def _spelled(self, draft: Draft, context: Context) -> Draft:
+    def _spelled(self, draft: Draft, lengths: list[int], context: Context) -> Draft:
         """The text of each drafted path in the target's tokens; paths that begin alike share nodes."""
-        self.drafted = [tokens[:length] for tokens, length in zip(draft.tokens.tolist(), draft.offered, strict=True)]
+        self.drafted = [tokens[:length] for tokens, length in zip(draft.tokens.tolist(), lengths, strict=True)]
         trees: list[tuple[list[int], list[int]]] = []
         for row, drafted in enumerate(self.drafted):
             nodes: dict[tuple[int, int], int] = {}  # parent and token -> node
