@@ -55,6 +55,11 @@ METHODS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "hydra": ("hydra", 4, {"nodes": 12}),
     "rest": ("rest", 2, {"nodes": 12, "longest": 2, "shortest": 1}),
     "suffix_blend": ("suffix_blend", 4, {"nodes": 12}),
+    "draft_model, intersection": ("draft_model", 4, {"vocabularies": "intersection"}),
+    "draft_model, strings": ("draft_model", 4, {"vocabularies": "strings"}),
+    "suffix_hybrid, intersection": ("suffix_hybrid", 4, {"vocabularies": "intersection", "draft_k": 4}),
+    "tree, intersection": ("tree", 4, {"branching": (2, 2, 1, 1), "vocabularies": "intersection"}),
+    "tree, strings": ("tree", 4, {"branching": (2, 2, 1, 1), "vocabularies": "strings"}),
 }
 """Label -> method, k and options: those of the default study, and the variants that it leaves out."""
 
@@ -78,10 +83,12 @@ DRAWN_CHAINS = (
     "medusa_draft",
     "layer_skip",
     "pard",
+    "draft_model, intersection",
 )
-DRAWN_TREES = ("tree", "medusa", "medusa_draft, tree", "eagle2", "eagle3, tree", "hydra")
-COPIED_CHAINS = ("ngram", "suffix")
-COPIED_TREES = ("suffix, tree", "lookahead", "token_recycling", "rest", "suffix_blend")
+DRAWN_TREES = ("tree", "medusa", "medusa_draft, tree", "eagle2", "eagle3, tree", "hydra", "tree, intersection")
+COPIED_CHAINS = ("ngram", "suffix", "draft_model, strings")
+COPIED_TREES = ("suffix, tree", "lookahead", "token_recycling", "rest", "suffix_blend", "tree, strings")
+BOTH_HAVE = ("draft_model, intersection", "suffix_hybrid, intersection", "tree, intersection")
 TRAVERSALS = ("tree, traversal", "medusa, traversal", "hydra, traversal")
 BLOCKS = ("draft_model, block", "ngram, block")
 CHAINS, TREES = DRAWN_CHAINS + COPIED_CHAINS, DRAWN_TREES + COPIED_TREES
@@ -107,6 +114,8 @@ CHAIN, WALK, RESIDUAL = (
     "decoding.verify_tree:residual",
 )
 WEIGHTS = "decoding.verify_traversal:traversal_weights"
+TRANSLATED = "decoding.vocabularies:Translated.propose"
+SPACELESS = "self.tokens.target.ids.get(self.tokens.target.bytes.get(token, b'').strip(), token)"
 TYPICAL = "__import__('specrig.decoding.verify_tree', fromlist=['_']).typical_acceptance(0.09, 0.3)"
 FIRST = "drafter.__dict__.setdefault('first', draft.probs)"
 LEFT = "left = torch.where((counts < offered) & (left.sum(-1, keepdim=True) > 0), left, rest)"
@@ -257,6 +266,27 @@ FLAWS = [
         ((WEIGHTS, "torch.where(drawn.unsqueeze(1), residual(q, None, token[:, 0]), q)", "q"),),
         TRAVERSALS,
     ),
+    Flaw(
+        "another vocabulary: a wrong map of the tokens",
+        ((TRANSLATED, "tokens=common[draft.tokens]", "tokens=common.roll(1)[draft.tokens]"),),
+        BOTH_HAVE,
+    ),
+    Flaw(
+        "another vocabulary: the space in front of a token is lost",
+        (
+            (
+                TRANSLATED,
+                "tokens=common[draft.tokens]",
+                f"tokens=common[draft.tokens].apply_(lambda token: {SPACELESS})",
+            ),
+        ),
+        BOTH_HAVE,
+    ),
+    Flaw(
+        "another vocabulary: probabilities not scaled to sum 1 over what both have",
+        ((TRANSLATED, "vocabulary=common", "vocabulary=common, probs=0.8 * draft.probs"),),
+        BOTH_HAVE,
+    ),
 ]
 FAINT = {
     (
@@ -264,6 +294,9 @@ FAINT = {
         "token_recycling",
     ),  # the trees of two rows seldom differ in size
     ("siblings judged with one uniform", "medusa"),
+    # A text that is accepted to its end is rare on this pair.
+    ("bonus token from the position before", "draft_model, strings"),
+    ("bonus token from the node before", "tree, strings"),
 }
 """What the audit does not see at its own number of samples (docs/audit.md)."""
 PAIRS = [(flaw, method) for flaw in FLAWS for method in flaw.methods]

@@ -241,8 +241,7 @@ def test_impossible_pairs() -> None:
     name, reason = verdict(claim(target="bert-large-uncased", draft="distilbert-base-uncased", low=2.0, high=4.0))
     assert name == "impossible" and "encoder" in reason
     mixtral = claim(target="mistralai/Mixtral-8x7B-Instruct-v0.1", draft="mistralai/Mistral-7B-Instruct-v0.3")
-    name, reason = verdict(mixtral, cell())
-    assert name == "impossible" and "32768" in reason and "32000" in reason
+    assert verdict(mixtral, cell())[0] != "impossible", "a draft of another vocabulary drafts all the same"
 
 
 def test_theory_takes_the_acceptance_of_the_same_source() -> None:
@@ -557,7 +556,7 @@ def test_advice(
     output = capsys.readouterr().out
     advised, _, needs_more = output.partition("Others need more")
     assert "does not share the vocabulary" in advised and "too slow" in advised
-    assert "draft_model" not in advised and "draft_model" in needs_more
+    assert "draft_model" in advised and "medusa_draft" in needs_more
     assert cli.main(["advise", "lama", "--pairs", str(pairs), "--device", "H300"]) == 2
     error = capsys.readouterr().err
     assert "did you mean 'llama'?" in error and "did you mean 'H200'?" in error

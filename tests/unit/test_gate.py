@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, models
 from transformers import BartConfig, MambaConfig, PreTrainedTokenizerFast
 
 from specrig.models import needs
-from specrig.models.gate import _json, check_decoder, check_pair
+from specrig.models.gate import _json, check_decoder, check_pair, check_vocabulary
 from specrig.models.pair import ModelError, PairFiles
 from specrig.models.weights import PretrainedWeights, RandomWeights
 
@@ -63,8 +63,9 @@ def test_another_vocabulary_is_refused_with_an_example(tmp_path: Path) -> None:
     target = folder(tmp_path / "t", LLAMA, {"a": 0, "b": 1, "c": 2})
     draft = folder(tmp_path / "d", LLAMA, {"a": 0, "b": 2, "c": 1, "d": 3})
     with pytest.raises(ModelError, match=r"'b' is 1 in the target and 2 in the draft") as caught:
-        check_pair(PairFiles("p", target, draft))
+        check_vocabulary(target, draft)
     assert "ngram" in str(caught.value)
+    check_pair(PairFiles("p", target, draft))  # a method can still draft from it
 
 
 def test_a_folder_without_config_is_named(tmp_path: Path) -> None:

@@ -85,24 +85,18 @@ def model_folder(name: str, model_type: str, architecture: str, words: list[str]
     Tokenizer(WordLevel(vocabulary, unk_token=words[0])).save(str(folder / "tokenizer.json"))
 
 
-@pytest.mark.parametrize(
-    ("draft", "expected"),
-    [
-        (("llama", "LlamaForCausalLM", ["a", "c"]), "does not share the vocabulary"),
-        (("distilbert", "DistilBertForMaskedLM", ["a", "b"]), "is an encoder"),
-    ],
-)
 def test_a_pair_that_cannot_work_is_refused_before_anything_runs(
-    workplace: Path, draft: tuple[str, str, list[str]], expected: str, capsys: pytest.CaptureFixture[str]
+    workplace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model_folder("target", "llama", "LlamaForCausalLM", ["a", "b"])
-    folder = f"draft-{draft[0]}"  # files of a model are read once a process
-    model_folder(folder, *draft)
+    model_folder("draft-distilbert", "distilbert", "DistilBertForMaskedLM", ["a", "b"])
     Path("prompts.jsonl").write_text(json.dumps({"id": 1, "prompt": "a b"}) + "\n")
-    replace("configs/pairs.tsv", "tests/data/tiny/target\ttests/data/tiny/draft", f"models/target\tmodels/{folder}")
+    replace(
+        "configs/pairs.tsv", "tests/data/tiny/target\ttests/data/tiny/draft", "models/target\tmodels/draft-distilbert"
+    )
     Path("configs/tasks.tsv").write_text("task\tsource\ncode\tprompts.jsonl\n")
     replace("configs/test.yaml", "[code, translation]", "[code]")
-    check(refused(capsys), expected)
+    check(refused(capsys), "is an encoder")
 
 
 def test_a_job_that_fails_says_why_and_where_its_log_is(workplace: Path) -> None:

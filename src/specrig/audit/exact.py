@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specrig.audit.distribution import ChiSquared, conditionals, exact_distribution, g_test, next_token_test, rank_test
-from specrig.audit.toy_pair import PROMPT, build
+from specrig.audit.toy_pair import PROMPT, build, build_other
 from specrig.cell import Cell
 from specrig.decoding.drafters import registry as methods
 from specrig.decoding.types import Generation
@@ -26,6 +26,8 @@ TOGETHER = 4
 """So many of them are tested together as well."""
 ROWS = 256
 """Samples drawn at once: more do not fit a processor's cache and cost more each."""
+OTHER = ("intersection", "strings")
+"""Values of `vocabularies` for which a draft of another vocabulary is audited."""
 SEEN, UNSEEN = 0.8, 0.05
 """`ExactTest.describe` names the bias that is seen with each of these probabilities."""
 
@@ -163,7 +165,10 @@ def exact_test(
 
     options: the study's `engine_options`. An engine that runs the method one prompt at a time draws fewer samples.
     """
-    pair = build(folder, methods()[cell.method].needs)
+    if cell.options.get("vocabularies") in OTHER:
+        pair = build_other(folder / "other")
+    else:
+        pair = build(folder, methods()[cell.method].needs)
     kind = registry()[engine_name]
     if batch_rows(kind, cell) == 1:
         samples = min(samples, kind.one_by_one_samples)

@@ -13,7 +13,7 @@ work to do:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 VOCABULARY = 8
+LETTERS = tuple(chr(ord("a") + index) for index in range(VOCABULARY))
 WIDTH = 32
 """Hidden size, and the one attention head's: the smallest that every engine's kernels take."""
 PROMPT = (3, 2, 7, 4, 5, 1, 0, 4, 5, 6, 0, 4, 5)
@@ -48,6 +49,41 @@ LAYERS = 0.08
 """The same of draft and heads."""
 ERROR = 0.4
 """Deviation of a draft's output weights from the target's, in units of theirs."""
+
+
+OTHER_TOKENS = (" a", "c", "b", "ab", "a", "d", "x", " b", "dd")
+"""Of a draft of another vocabulary: it lacks two of the target's tokens and has three more, in another order. Two letters
+stand with and without a space in front."""
+TARGET_TOKENS = ("a", "b", "d", "e", " a", " b", "c", " c")
+"""Of the target that it drafts for. It seldom says what the draft lacks."""
+
+
+def build_other(folder: Path, seed: int = SEED) -> PairFiles:
+    """Write the pair whose draft has a vocabulary of its own, unless it is there already. The target is `build`'s, with
+    other letters.
+    """
+    target, draft = folder / "target", folder / "draft"
+    if not (folder / "done").exists():
+        _save(_model(3, CONTEXT, 0.0, seed), target, TARGET_TOKENS, "d")
+        _save(_renamed(_model(1, LAYERS, ERROR, seed)), draft, OTHER_TOKENS, "d")
+        (folder / "done").touch()
+    return PairFiles("toy_pair", str(target), str(draft))
+
+
+def _renamed(model: Any) -> Any:
+    """A draft whose tokens are `OTHER_TOKENS`: those that the target has too mean what they mean to it."""
+    import torch
+
+    model.resize_token_embeddings(len(OTHER_TOKENS), mean_resizing=False)
+    for weight in (model.model.embed_tokens.weight, model.lm_head.weight):
+        was = weight.detach().clone()
+        with torch.no_grad():
+            for place, token in enumerate(OTHER_TOKENS):
+                if token in TARGET_TOKENS:
+                    weight[place] = was[TARGET_TOKENS.index(token)]
+                else:  # as its first letter
+                    weight[place] = was[TARGET_TOKENS.index(token[0] if token[0] in TARGET_TOKENS else "e")]
+    return model
 
 
 def build(folder: Path, needs: Iterable[str] = (), seed: int = SEED) -> PairFiles:
@@ -104,16 +140,16 @@ def _model(layers: int, deviation: float, error: float, seed: int) -> Any:
     return model
 
 
-def _save(model: Any, folder: Path) -> None:
-    """Weights, config and a tokenizer of single letters (prompts are token ids; engines want the files all the same)."""
+def _save(model: Any, folder: Path, names: Sequence[str] = LETTERS, unknown: str = "a") -> None:
+    """Weights, config and a tokenizer of a few letters (prompts are token ids; engines want the files all the same)."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     model.save_pretrained(folder)
-    letters = {chr(ord("a") + index): index for index in range(VOCABULARY)}
-    tokenizer = Tokenizer(models.WordLevel(letters, unk_token="a"))
+    letters = {name: index for index, name in enumerate(names)}
+    tokenizer = Tokenizer(models.WordLevel(letters, unk_token=unknown))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="a").save_pretrained(folder)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token=unknown).save_pretrained(folder)
 
 
 def _heads(folder: Path, needs: Iterable[str], target: Path, draft: Path, seed: int) -> dict[str, Path]:

@@ -31,6 +31,10 @@ Vocabulary = Annotated[
         "--vocab-size", "--vocabulary", min=2, help="Number of the target's tokens. Default: those of the tokenizer"
     ),
 ]
+CommonWith = Annotated[
+    str | None, typer.Option(help="Target of another vocabulary: draft only tokens that it has too, in common numbers")
+]
+CommonRevision = Annotated[str | None, typer.Option(help="Commit, branch or tag of --common-with on the hub")]
 Random = Annotated[bool, typer.Option("--random-weights", help="Random weights of the model's shapes")]
 
 
@@ -39,13 +43,15 @@ def draft(
     model: Model, host: Host = "127.0.0.1", port: Port = 8002, revision: Revision = None, dtype: Dtype = "float32",
     device: Device = "cpu", batch: Batch = 32, sessions: Sessions = None, context: Context = 4096, queue: Queue = 1024,
     threads: Threads = None, vocabulary: Vocabulary = None, random_weights: Random = False,
+    common_with: CommonWith = None, common_revision: CommonRevision = None,
 ) -> None:  # fmt: skip
     """Serve a draft model, which continues texts by up to 16 tokens a request."""
     from specrig.services.worker_app import Serving, serve_model
 
     serving = Serving(
-        model, revision, dtype, device, batch, sessions, context, queue, threads, vocabulary, random_weights
-    )
+        model, revision, dtype, device, batch, sessions, context, queue, threads, vocabulary, random_weights,
+        common_with, common_revision,
+    )  # fmt: skip
     serve_model("draft", serving, host, port)
 
 

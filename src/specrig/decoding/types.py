@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, T
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from torch import Tensor
 
@@ -226,6 +226,36 @@ class ChainOptions(MethodOptions):
     acceptance: Literal["exact", "block"] = "exact"
 
 
+class OwnVocabulary(MethodOptions):
+    """vocabularies: how a draft of another vocabulary drafts: intersection (among tokens that both have), strings (text,
+    spelled in the target's tokens), same (not at all), auto: intersection where the vocabularies differ.
+    """
+
+    vocabularies: Literal["auto", "same", "intersection", "strings"] = "auto"
+
+
+class Tokens(Protocol):
+    """How a target's tokens and its draft's stand for each other (`models.vocabularies.TokenMap`), in new numbers of
+    the draft's tokens.
+
+    order: the draft's id of each. common: the target's ids of the first of them, which both have; empty by strings.
+    """
+
+    @property
+    def order(self) -> Sequence[int]:
+        """The draft's ids, in the order of the new numbers."""
+
+    @property
+    def common(self) -> Sequence[int]:
+        """The target's ids of the first new numbers."""
+
+    def read(self, tokens: Iterable[int]) -> list[int]:
+        """The target's tokens as the draft reads them, one of its tokens at least for each."""
+
+    def spelled(self, drafted: Iterable[int]) -> list[int]:
+        """The text of drafted tokens in the target's tokens."""
+
+
 class Resources(Protocol):
     """What an engine offers to a drafter. Each is loaded on first use."""
 
@@ -243,16 +273,35 @@ class Resources(Protocol):
         """
 
     def model(self, name: str) -> Any:
-        """A `CachedModel` of the drafter's own, e.g. `draft`."""
+        """A `CachedModel` of the drafter's own, e.g. `draft`, in the target's ids."""
+
+    def tokens(self, vocabularies: str) -> Tokens | None:
+        """How the target's tokens and those of a draft of another vocabulary stand for each other, by `intersection` or
+        `strings` (`auto`: intersection); None: they are the same, or have to be.
+        """
+
+    def numbered(self, name: str, tokens: Tokens, slots_per_token: float) -> Any:
+        """The model of that name, its tokens numbered as the map says, with so many cache slots for each token of the
+        target's output.
+        """
 
     def head(self, name: str) -> Any:
         """Folder of a trained head of the target (`medusa`, `eagle`)."""
 
-    def remote(self, name: str, rows: int, *, latency_s: float, half: bool) -> RemoteModel:
+    def remote(
+        self,
+        name: str,
+        rows: int,
+        *,
+        latency_s: float,
+        half: bool,
+        tokens: Tokens | None = None,
+        slots_per_token: float = 1.0,
+    ) -> RemoteModel:
         """A model of the drafter's own that a service runs, with room for `rows` rows.
 
         latency_s: seconds that are added to each round trip. half: probabilities are rounded to half precision, drawn
-        from like that, and sent.
+        from like that, and sent. tokens, slots_per_token: as in `numbered`; None: it speaks the target's ids.
         """
 
 
@@ -320,6 +369,9 @@ class Drafter(ABC):
     """False where k means nothing (the baseline): such a method has one cell per task, with k = 0."""
     baseline_alone: ClassVar[bool] = False
     """True: the baseline decodes a batch's prompts one by one instead of in a batch of the same size."""
+    translates: ClassVar[bool] = False
+    """Whether all that it proposes is its draft model's, which may then have a vocabulary of its own
+    (`decoding.vocabularies`)."""
     foreign: ClassVar[Mapping[str, Foreign]] = {}
     """Another engine -> how it runs the method. Not inherited; a head of the same name has this in its recipe."""
     paper: ClassVar[PaperRound | None] = None

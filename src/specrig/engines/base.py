@@ -113,6 +113,11 @@ class Engine(ABC):
         """Why this engine cannot run `method` with a model of this config.json; None if nothing in it says so."""
         return None
 
+    @classmethod
+    def refuses_other_vocabulary(cls, cell: Cell) -> str | None:
+        """Why this engine cannot run the cell with a draft of another vocabulary than the target's; None if it can."""
+        return f"{cls.name} takes drafts of the target's vocabulary alone"
+
     @abstractmethod
     def encode(self, text: str) -> list[int]:
         """Token ids of a prompt, with the special tokens that the target's tokenizer puts in front."""

@@ -11,9 +11,10 @@ import psutil
 
 from specrig.cell import Cell, digest
 from specrig.decoding.drafters import registry
-from specrig.decoding.types import Drafter, Generation, TokenCallback
+from specrig.decoding.types import Drafter, Generation, TokenCallback, Tokens
+from specrig.decoding.vocabularies import drafter_of
 from specrig.engines.base import EngineError, WeightsEngine
-from specrig.models import needs
+from specrig.models import facts, needs
 from specrig.models.hub import fetch_folder
 from specrig.models.pair import ModelError, PairFiles
 from specrig.settings import Settings
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     import torch
 
     from specrig.engines.http.remote_draft import DraftProcess, RemoteDraft
+    from specrig.models.vocabularies import TokenMap
     from specrig.runtime.model import CachedModel
 
 
@@ -78,13 +80,14 @@ class Native(WeightsEngine):
         self._sized: set[str] = set()  # the drafters that asked for the costs
         self._models: dict[str, CachedModel] = {}
         self._drafters: dict[str, Drafter] = {}
+        self._order: torch.Tensor | None = None
         self._loaded_mb: dict[str, float] = {}
         self._unused_mb = 0.0
         self._service: DraftProcess | None = None
         self._remotes: dict[tuple[float, bool], RemoteDraft] = {}
         if pair.draft is not None:
             with suppress(ModelError):  # it fails the cells that need it, each with the reason
-                self.model("draft")  # now, so that no measured generation loads it
+                self._model("draft")  # now, so that no measured generation loads it
 
     @classmethod
     def refuses(cls, cell: Cell) -> str | None:
@@ -95,6 +98,14 @@ class Native(WeightsEngine):
     def refuses_model(cls, method: str, config: dict[str, Any]) -> str | None:
         """Models whose layers or positions its cache cannot hold."""
         return needs.unreadable(config) or needs.unmet(config)
+
+    @classmethod
+    def refuses_other_vocabulary(cls, cell: Cell) -> str | None:
+        """Methods whose draft speaks the target's ids, and those that are told to."""
+        vocabularies = cell.options.get("vocabularies")
+        if vocabularies is None:
+            return f"{cell.method} takes drafts of the target's vocabulary alone"
+        return "`vocabularies: same` takes no other: set it to auto" if vocabularies == "same" else None
 
     def ready(self, cell: Cell) -> None:
         """See `Engine`: draft and heads."""
@@ -175,7 +186,27 @@ class Native(WeightsEngine):
         return self._pass_costs[rows]
 
     def model(self, name: str) -> CachedModel:
-        """A model of the pair besides the target (`Resources`)."""
+        """A model of the pair besides the target (`Resources`). Raises ModelError for one of another vocabulary."""
+        if self.weights.difference is not None:
+            raise ModelError(f"{self.weights.difference}. {facts.OTHER_DRAFT}")
+        return self._model(name)
+
+    def tokens(self, vocabularies: str) -> TokenMap | None:
+        """How the tokens of target and draft stand for each other (`Resources`)."""
+        return None if vocabularies == "same" else self.weights.tokens(strings=vocabularies == "strings")
+
+    def numbered(self, name: str, tokens: Tokens, slots_per_token: float) -> CachedModel:
+        """A model whose tokens are numbered as the map says (`Resources`)."""
+        import torch
+
+        model, by_strings = self._model(name), not tokens.common
+        if not by_strings and self._order is None:
+            self._order = torch.tensor(tokens.order, device=model.device)
+        model.renumber(None if by_strings else self._order, len(tokens.order if by_strings else tokens.common))
+        model.slots_per_token = slots_per_token
+        return model
+
+    def _model(self, name: str) -> CachedModel:
         if name not in self._models:
             if name != "draft":
                 raise EngineError(f"pair {self.pair.name}: a pair has no {name} model")
@@ -190,15 +221,28 @@ class Native(WeightsEngine):
             raise EngineError(f"pair {self.pair.name}: no trained {name} head")
         return fetch_folder(str(self.pair.heads[name]), self.pair.revisions.get(name))
 
-    def remote(self, name: str, rows: int, *, latency_s: float, half: bool) -> RemoteDraft:
+    def remote(
+        self,
+        name: str,
+        rows: int,
+        *,
+        latency_s: float,
+        half: bool,
+        tokens: Tokens | None = None,
+        slots_per_token: float = 1.0,
+    ) -> RemoteDraft:
         """The pair's draft in a service on this machine (`Resources`), started where none runs that is large enough."""
         from specrig.engines.http.remote_draft import DraftProcess, RemoteDraft
 
-        context = min(self.target.max_positions, self.target.cache.slots)
-        if self._service is None or not self._service.holds(rows, context):
+        if tokens is None and self.weights.difference is not None:
+            raise ModelError(f"{self.weights.difference}. {facts.OTHER_DRAFT}")
+        context = int(slots_per_token * min(self.target.max_positions, self.target.cache.slots))
+        # A draft in the target's ids, in its own, or in those of a map.
+        V = self.target.vocab_size if tokens is None else None
+        shared = bool(tokens and tokens.common)
+        if self._service is None or not self._service.holds(rows, context, V, shared):
             self.close()
-            V = self.target.vocab_size
-            self._service = DraftProcess(self.pair, rows, context, V, self.device, self.threads)
+            self._service = DraftProcess(self.pair, rows, context, V, shared, self.device, self.threads)
         key = latency_s, half
         if key not in self._remotes:  # one that stays: its connection is open, and it ends the texts that it began
             self._remotes[key] = RemoteDraft(self._service.url, latency_s=latency_s, half=half)
@@ -214,7 +258,7 @@ class Native(WeightsEngine):
     def _drafter(self, cell: Cell, key: str) -> Drafter:
         if key not in self._drafters:
             method, before, loaded = registry()[cell.method], self._memory_mb(), sum(self._loaded_mb.values())
-            self._drafters[key] = method(method.Options.model_validate(cell.options), self)
+            self._drafters[key] = drafter_of(method, method.Options.model_validate(cell.options), self)
             models = sum(self._loaded_mb.values()) - loaded  # a draft model that it was the first to need
             self._loaded_mb[key] = max(0.0, self._memory_mb() - before - models)
         return self._drafters[key]

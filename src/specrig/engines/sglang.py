@@ -25,7 +25,7 @@ from specrig.engines.http.client import Completion, HttpEngine
 from specrig.engines.http.launch import ServerProcess, free_port
 from specrig.http_client import Client
 from specrig.models.endpoint import Endpoint, endpoint_of
-from specrig.models.gate import check_pair
+from specrig.models.gate import check_pair, check_vocabulary
 from specrig.models.pair import PairFiles
 
 INFO = ("version", "model_path", "dtype", "tp_size", "quantization", "attention_backend", "disable_radix_cache")
@@ -51,6 +51,8 @@ class Sglang(HttpEngine):
 
     def __init__(self, pair: PairFiles, *, device: str = "cpu", threads: int | None = None) -> None:
         check_pair(pair)
+        if pair.draft is not None:
+            check_vocabulary(pair.target, pair.draft, pair.target_revision, pair.draft_revision)
         super().__init__(pair, device=device, threads=threads)
         self._server: ServerProcess | None = None
         self._running: list[str] = []

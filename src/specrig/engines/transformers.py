@@ -18,6 +18,7 @@ from specrig.cell import Cell, digest
 from specrig.decoding.types import Generation, Round
 from specrig.engines.base import WeightsEngine, foreign, lacks
 from specrig.models import needs
+from specrig.models.hub import tokenizer
 from specrig.models.pair import PairFiles
 from specrig.runtime.types import Passes, add_passes
 from specrig.settings import Settings
@@ -126,7 +127,9 @@ class Transformers(WeightsEngine):
             torch.set_num_threads(threads)
         self.target = self._plain("target")
         self.target_passes = PassRecorder(self.target, self.now)
-        self._assistant: Any = None
+        self._assistants: dict[bool, Any] = {}
+        self._recorders: dict[bool, PassRecorder] = {}
+        self._assistant_tokenizer: Any = None
         self._assistant_passes: PassRecorder | None = None
 
     @classmethod
@@ -141,6 +144,14 @@ class Transformers(WeightsEngine):
         if cell.method == "ngram" and cell.options.get("min_n", 1) != 1:
             return "prompt lookup in transformers always tries suffixes down to one token: set min_n: 1"
         return None
+
+    @classmethod
+    def refuses_other_vocabulary(cls, cell: Cell) -> str | None:
+        """Universal assisted generation: by strings at temperature 0, by intersection above."""
+        does = "intersection" if cell.temperature > 0 else "strings"
+        if cell.options.get("vocabularies") in ("auto", does):
+            return None
+        return f"at temperature {cell.temperature:g} transformers drafts by {does}: set vocabularies to it, or to auto"
 
     @classmethod
     def refuses_model(cls, method: str, config: dict[str, Any]) -> str | None:
@@ -185,6 +196,7 @@ class Transformers(WeightsEngine):
             generation_config=self._config(cell, longest, max_new_tokens, pad),
             stopping_criteria=[watch],
             assistant_model=assistant,
+            **(self._tokenizers() if assistant is not None else {}),
         )
         rows = [stop_at(row[longest:].tolist(), max_new_tokens, self.eos) for row in output]
         first, ended = watch.rounds[0][0], watch.rounds[-1][0]
@@ -232,15 +244,25 @@ class Transformers(WeightsEngine):
 
     def _assist(self, cell: Cell) -> Any:
         """The draft, set to draft exactly k tokens."""
-        if self._assistant is None:
-            self._assistant = self._plain("draft")
-            self._assistant_passes = PassRecorder(self._assistant, self.now)
+        pruned = self.weights.difference is not None and cell.temperature > 0  # to the tokens that both have, for good
+        if pruned not in self._assistants:
+            self._assistants[pruned] = assistant = self._plain("draft")
+            self._recorders[pruned] = PassRecorder(assistant, self.now)
+        assistant, self._assistant_passes = self._assistants[pruned], self._recorders[pruned]
         # Read from the assistant alone; by default k starts at 20, follows a schedule and stops at low confidence.
-        settings = self._assistant.generation_config
+        settings = assistant.generation_config
         settings.num_assistant_tokens = cell.k
         settings.num_assistant_tokens_schedule = "constant"
         settings.assistant_confidence_threshold = self.options.confidence_threshold
-        return self._assistant
+        return assistant
+
+    def _tokenizers(self) -> dict[str, Any]:
+        """What universal assisted generation translates with; empty for a draft of the target's vocabulary."""
+        if self.weights.difference is None or self.pair.draft is None:
+            return {}
+        if self._assistant_tokenizer is None:
+            self._assistant_tokenizer = tokenizer(self.pair.draft, self.pair.draft_revision)
+        return {"tokenizer": self.tokenizer, "assistant_tokenizer": self._assistant_tokenizer}
 
     def _plain(self, part: str) -> Any:
         """A model with an empty generation config of its own, since `generate` merges the model's config into ours."""
@@ -248,7 +270,8 @@ class Transformers(WeightsEngine):
 
         model = self.weights.model(part, self.device)
         model.generation_config = GenerationConfig()
-        if model.config.get_text_config(decoder=True).vocab_size != self.weights.vocab_size:
+        own = part == "draft" and self.weights.difference is not None
+        if not own and model.config.get_text_config(decoder=True).vocab_size != self.weights.vocab_size:
             fit_vocabulary(model, self.weights.vocab_size)
         return model
 

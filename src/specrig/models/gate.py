@@ -1,7 +1,7 @@
 """The gate: it refuses models and pairs that cannot work, by their small files and the headers of their weights, before
 any weight is read. `plan`, `decode` and loading all ask here, so what one says the others say.
 
-No torch here. Speculation needs a decoder-only target and draft that share one vocabulary, id by id.
+No torch here. Speculation needs a decoder-only target and draft; most engines need one vocabulary for both, id by id.
 """
 
 from __future__ import annotations
@@ -235,15 +235,17 @@ def targets_tokenizer(draft: str) -> bool:
     return isinstance(noted, dict) and noted.get("tokenizer") == "target"
 
 
-def check_vocabulary(
+def other_vocabulary(
     target: str, draft: str, target_revision: str | None = None, draft_revision: str | None = None
-) -> None:
-    """Raise ModelError unless both tokenizers map the same tokens to the same ids."""
+) -> str | None:
+    """In what a draft's vocabulary is another than its target's; None: both tokenizers map the same tokens to the same
+    ids.
+    """
     if targets_tokenizer(draft):
-        return
+        return None
     ours, theirs = vocabulary(target, target_revision), vocabulary(draft, draft_revision)
     if ours == theirs:
-        return
+        return None
     differing = sorted(
         (token for token in ours.keys() & theirs.keys() if ours[token] != theirs[token]), key=ours.__getitem__
     )
@@ -251,11 +253,18 @@ def check_vocabulary(
     if differing:
         token = differing[0]
         example = f"; {token!r} is {ours[token]} in the target and {theirs[token]} in the draft"
-    raise ModelError(
+    return (
         f"the draft {draft} does not share the vocabulary of the target {target}: {len(theirs)} tokens against "
-        f"{len(ours)}, {len(ours.keys() ^ theirs.keys())} in one only, {len(differing)} with another id{example}. "
-        "Choose a draft of the same family, or a method without a draft model (ngram)"
+        f"{len(ours)}, {len(ours.keys() ^ theirs.keys())} in one only, {len(differing)} with another id{example}"
     )
+
+
+def check_vocabulary(
+    target: str, draft: str, target_revision: str | None = None, draft_revision: str | None = None
+) -> None:
+    """Raise ModelError unless both tokenizers map the same tokens to the same ids."""
+    if (reason := other_vocabulary(target, draft, target_revision, draft_revision)) is not None:
+        raise ModelError(f"{reason}. {facts.OTHER_DRAFT}")
 
 
 def config_of(pair: PairFiles) -> dict[str, dict[str, Any]]:
@@ -282,7 +291,7 @@ def rotary_switch(pair: PairFiles) -> int | None:
 
 
 def check_pair(pair: PairFiles) -> None:
-    """Everything that can be refused about a pair without reading weights."""
+    """Everything that can be refused about a pair without reading weights, whatever drafts."""
     check_model(pair.target, pair.target_revision)
     check_draft(pair)
 
@@ -291,4 +300,3 @@ def check_draft(pair: PairFiles) -> None:
     """Everything that can be refused about a pair's draft, if it has one, without reading weights."""
     if pair.draft is not None:
         check_model(pair.draft, pair.draft_revision, drafts=True)
-        check_vocabulary(pair.target, pair.draft, pair.target_revision, pair.draft_revision)

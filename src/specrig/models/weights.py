@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import suppress
 from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any
 
 from specrig.errors import first_line
 from specrig.models import facts, needs, split
-from specrig.models.gate import check_draft, check_model, config, config_of, stop_ids, vocab_size
+from specrig.models.gate import check_draft, check_model, config, config_of, other_vocabulary, stop_ids, vocab_size
 from specrig.models.hub import tokenizer
 from specrig.models.pair import ModelError, PairFiles
+from specrig.models.vocabularies import TokenMap, token_map
 from specrig.runtime.whole import load_whole
 
 if TYPE_CHECKING:
@@ -29,10 +31,26 @@ class Weights(ABC):
     tokenizer: Any
     eos: frozenset[int]
     vocab_size: int
-    """V, the target's tokens. The draft's logits are of these too, whatever rows it has."""
+    """V, the target's tokens. The logits of a draft of the same vocabulary are of these too, whatever rows it has."""
+    difference: str | None = None
+    """In what the draft's vocabulary is another than the target's; None: it is the same."""
 
     def __init__(self, pair: PairFiles) -> None:
         self.pair = pair
+        self._tokens: dict[bool, TokenMap] = {}
+
+    def tokens(self, *, strings: bool) -> TokenMap | None:
+        """How the tokens of target and draft stand for each other; None where the vocabulary is the same. Raises ModelError
+        where they have nothing in common.
+        """
+        pair = self.pair
+        if self.difference is None or pair.draft is None:
+            return None
+        if strings not in self._tokens:
+            self._tokens[strings] = token_map(
+                pair.target, pair.draft, pair.target_revision, pair.draft_revision, strings=strings
+            )
+        return self._tokens[strings]
 
     @abstractmethod
     def cached(self, part: str, device: str) -> CachedModel:
@@ -79,6 +97,9 @@ class PretrainedWeights(Weights):
         self.tokenizer = tokenizer(pair.target, pair.target_revision)
         self.eos = frozenset(stop_ids(pair.target, pair.target_revision))
         self.vocab_size = vocab_size(pair.target, pair.target_revision, drafts=drafts)
+        if pair.draft is not None:
+            with suppress(ModelError):  # said when the draft is loaded
+                self.difference = other_vocabulary(pair.target, pair.draft, pair.target_revision, pair.draft_revision)
 
     def cached(self, part: str, device: str) -> CachedModel:
         """See `Weights`."""
@@ -98,7 +119,8 @@ class PretrainedWeights(Weights):
             raise
         except Exception as error:  # transformers has many of its own
             raise ModelError(f"{source}: {NOT_NATIVE}: {first_line(error)}") from error
-        model.vocab_size = self.vocab_size
+        if part == "target" or self.difference is None:
+            model.vocab_size = self.vocab_size
         return model
 
     def model(self, part: str, device: str) -> Any:

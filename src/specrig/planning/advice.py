@@ -16,7 +16,7 @@ from specrig.analysis.cost_model import Size
 from specrig.decoding.drafters import registry as methods
 from specrig.models import facts
 from specrig.models.facts.devices import Device, devices, find_device
-from specrig.models.gate import check_decoder, check_vocabulary
+from specrig.models.gate import check_decoder, other_vocabulary
 from specrig.models.pair import ModelError
 from specrig.planning.estimate import PairSize, size_text, sizes_of
 from specrig.planning.measured import studies_of, usable_cells
@@ -174,9 +174,11 @@ def lacking(pair: Pair, *, draft_fits: bool = True) -> dict[str, tuple[str, ...]
 def draft_findings(pair: Pair, size: PairSize, device: Device | None) -> list[Finding]:
     """Check whether target and draft fit each other, the draft is small enough, and the device holds both."""
     findings = []
-    reason = _gate(pair)
-    if reason:
+    if reason := _gate(pair):
         findings.append(Finding(False, reason))
+    elif difference := _difference(pair):
+        text = f"{difference}: native, transformers and vLLM draft from it all the same, and fewer drafts are accepted"
+        findings.append(Finding(None, text))
     elif pair.draft and pair.trained_in("draft") is None:
         text = "target and draft share one vocabulary, as far as shipped facts and files at hand say"
         findings.append(Finding(True, text))
@@ -213,17 +215,26 @@ def _memory(needed: float, dtype: str, device: Device) -> Finding:
 
 def _gate(pair: Pair) -> str | None:
     """Why target and draft can never speculate together, by shipped facts and local folders; None: nothing known."""
-    local = [
-        model for model in (pair.target, pair.draft) if model and (Path(model).expanduser() / "config.json").is_file()
-    ]
     try:
-        for folder in local:
+        for folder in _local(pair):
             check_decoder(folder)
-        if len(local) == 2:
-            check_vocabulary(*local)
     except ModelError as error:
         return str(error)
     return facts.impossible(pair.target, pair.draft)
+
+
+def _difference(pair: Pair) -> str | None:
+    """In what the draft's vocabulary is another than the target's, as far as that is known here."""
+    if len(local := _local(pair)) == 2:
+        with suppress(ModelError):  # a file that cannot be read
+            return other_vocabulary(*local)
+    return facts.other_vocabulary(pair.target, pair.draft) if pair.draft else None
+
+
+def _local(pair: Pair) -> list[str]:
+    """The models of a pair that are folders here."""
+    folders = [str(Path(model).expanduser()) for model in (pair.target, pair.draft) if model]
+    return [folder for folder in folders if Path(folder, "config.json").is_file()]
 
 
 def fastest(cells: Sequence[dict[str, str]]) -> list[Best]:

@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 
 from specrig.cell import Cell
+from specrig.decoding.drafters import registry as methods
 from specrig.engines import registry as engines
+from specrig.models import gate
 from specrig.models.facts import Shape
+from specrig.models.vocabularies import token_map
 from specrig.planning.estimate import (
     PROMPT_TOKENS,
     PairSize,
@@ -54,7 +58,7 @@ def plan_of(study: Study) -> dict[str, Any]:
     study differ. `prompts_of`: task -> its prompts, fewer than the study asks for where its file has fewer. `untested`:
     engine -> what was never tried on hardware. `simulated`: pair -> declared acceptance. `large_drafts`: pair -> what is
     said of a draft that is not smaller than its target. `short_drafts`: pair -> what is said of a draft whose context is
-    shorter than the texts. `moving`: hub ids without a revision. `gated`: what an owner asks for -> the gated models.
+    shorter than the texts. `other_vocabularies`: pair -> what target and draft have in common. `moving`: hub ids without a revision. `gated`: what an owner asks for -> the gated models.
     """
     grid, sizes = study.grid, pair_sizes(study)
     spent, assumed = hours(study, sizes)
@@ -84,6 +88,7 @@ def plan_of(study: Study) -> dict[str, Any]:
         "simulated": {pair: alpha for pair, alpha in acceptances.items() if alpha is not None},
         "large_drafts": _large_drafts(sizes),
         "short_drafts": _short_drafts(sizes),
+        "other_vocabularies": _other_vocabularies(study),
         "moving": list(dict.fromkeys(pin.source for pin in unpinned(study))),
         "gated": gated(study),
         "refusals": _refusals(study),
@@ -156,6 +161,32 @@ def _short_drafts(sizes: Sequence[PairSize]) -> dict[str, str]:
     }
 
 
+def _other_vocabularies(study: Study) -> dict[str, str]:
+    """Of each pair whose draft has a vocabulary of its own, as far as the files are here, what both can say."""
+    found = {}
+    for pair in dict.fromkeys(cell.pair for cell in study.grid.cells if "draft" in methods()[cell.method].needs):
+        files = study.paths.pair_files(pair, study.root)
+        folders = [str(Path(model).expanduser()) for model in (files.target, files.draft) if model]
+        if files.random_weights or not all(Path(folder, "config.json").is_file() for folder in folders):
+            continue
+        if len(folders) == 2 and gate.other_vocabulary(*folders) is not None:
+            tokens = token_map(*folders)
+            both, share = tokens.shares()
+            found[pair] = f"target and draft have {both:,} tokens in common, {100 * share:.0f} % of the target's"
+            if prompts := [text for task in study.tasks for text in _texts(study, task)]:
+                ids = [token for text in prompts for token in tokens.target.tokenizer.encode(text).ids]
+                found[pair] += f"; these are {100 * tokens.said(ids):.0f} % of the tokens of the prompts"
+    return found
+
+
+def _texts(study: Study, task: str) -> list[str]:
+    """The prompts of a task whose file is at hand."""
+    try:
+        return [text for prompt in study.prompts_of(task, study.root) for text in prompt.asks()]
+    except PromptError:
+        return []
+
+
 COLUMNS = {"k": "k", "temperature": "T", "batch_size": "batch", "variant": "variants"}
 """Field of a cell -> title of its column."""
 
@@ -177,6 +208,8 @@ def show_plan(study: Study, plan: dict[str, Any], console: Console) -> None:
         console.print(f"[bold yellow]Draft not smaller[/] {pair}: {reason}")
     for pair, reason in plan["short_drafts"].items():
         console.print(f"[bold yellow]Draft with a shorter context[/] {pair}: {reason}")
+    for pair, reason in plan["other_vocabularies"].items():
+        console.print(f"[bold yellow]Draft of another vocabulary[/] {pair}: {reason}")
     for pair, alpha in plan["simulated"].items():
         console.print(f"[bold yellow]Simulated acceptance[/] {pair}: declared α = {alpha:g}")
     if plan["moving"]:

@@ -93,6 +93,10 @@ class CachedModel(ABC):
     """Tokens that the model's embedding and LM head hold, padding included."""
     vocab_size: int
     """V, the tokens that `forward` gives logits for: the target's, for its draft too (`models.weights`)."""
+    order: Tensor | None = None
+    """Of a model whose tokens are numbered anew: its own id of each, `[Vd]`, the V that it has logits for first."""
+    slots_per_token: float = 1.0
+    """Cache slots that it takes for each token of another model's text (`prefill_like`)."""
     choices: Tensor | None = None
     """The highest token of each of the last pass's logits, `[B, n]` int64, of equals the first; None: the pass named none."""
 
@@ -206,7 +210,9 @@ class CachedModel(ABC):
         Raises DecodingError where the tokens do not fit the cache.
         """
         n, self.choices = tokens.shape[1], None
-        if self.rows < self.vocab_size:
+        if self.order is not None:
+            tokens = self.order[tokens].clamp(max=self.rows - 1)
+        elif self.rows < self.vocab_size:
             # The target writes tokens that this draft has no embedding of; its last one stands in. Any would do: what a
             # draft reads decides how much of what it proposes is accepted, and never what the target emits.
             tokens = tokens.clamp(max=self.rows - 1)
@@ -223,6 +229,8 @@ class CachedModel(ABC):
             mark = self.watch.start()
             logits, hidden = self._pass(tokens, parents, features, last)
         self.watch.stop(n, mark)
+        if self.order is not None:
+            return logits.index_select(-1, self.order[: self.vocab_size]), hidden
         return of_vocabulary(logits, self.vocab_size), hidden
 
     def _prepare(  # noqa: B027
@@ -244,15 +252,19 @@ class CachedModel(ABC):
         """Make some of the tokens just run part of the context: their indices per row, rising."""
         self.cache.keep(nodes)
 
-    def start_like(self, other: CachedModel) -> None:
-        """A new batch of the same shape as another model's."""
-        self.start(other.cache.batch_size, other.cache.slots)
+    def renumber(self, order: Tensor | None, count: int) -> None:
+        """Number the tokens anew: what is token i from now on is `order[i]`, and only the first `count` have logits.
+
+        None: every token keeps its id.
+        """
+        self.order, self.vocab_size = order, count
 
     def prefill_like(self, other: CachedModel, rows: Sequence[Sequence[int]], done: Sequence[bool]) -> None:
-        """Start a batch of the same shape as `other`'s and run `rows`, each but for its last token. The stopwatch does
+        """Start a batch with as much room as `other`'s and run `rows`, each but for its last token. The stopwatch does
         not count this.
         """
-        self.start_like(other)
+        longest, room = max(map(len, rows)) - 1, other.cache.slots - max(other.lengths)
+        self.start(other.cache.batch_size, longest + int(self.slots_per_token * room))
         if self.tables is not None:  # a draft's text may cross: its drafts get worse, the target's output does not
             self._take_tables(self.tables, max(map(len, rows)))
         self.catch_up(rows, done, hold_last=True)

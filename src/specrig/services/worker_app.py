@@ -15,6 +15,7 @@ from fastapi.responses import Response
 
 from specrig.models import gate
 from specrig.models.pair import PairFiles
+from specrig.models.vocabularies import token_map
 from specrig.models.weights import weights_of
 from specrig.runtime.types import Passes, add_passes
 from specrig.services import protocol
@@ -42,6 +43,10 @@ class Serving:
     vocabulary: int | None
     """Tokens of the target that a draft is served for; None: those of its own tokenizer."""
     random_weights: bool
+    common_with: str | None = None
+    """A target of another vocabulary: the draft speaks in the numbers of their map, of which the target's tokens are the
+    first (`models.vocabularies`)."""
+    common_revision: str | None = None
 
 
 def serve_model(kind: str, serving: Serving, host: str, port: int) -> None:
@@ -78,6 +83,9 @@ def _loaded(kind: str, serving: Serving) -> tuple[Worker, dict[str, Any]]:
     model = weights.cached("target", serving.device)
     if serving.vocabulary is not None:
         model.vocab_size = serving.vocabulary
+    if serving.common_with is not None:
+        tokens = token_map(serving.common_with, serving.model, serving.common_revision, serving.revision)
+        model.renumber(torch.tensor(tokens.order, device=model.device), len(tokens.common))
     own = not (serving.random_weights or gate.targets_tokenizer(serving.model))
     known = vocabulary_digest(gate.vocabulary(serving.model, serving.revision)) if own else None
     about = {

@@ -56,7 +56,8 @@ class Sessions:
 
     def check(self, number: int, row: RowRequest) -> None:
         """Raise ProtocolError for tokens that the model does not have, and for a text that is too long for a row."""
-        V, length = self.model.vocab_size, row.num_cached + len(row.tokens)
+        model, length = self.model, row.num_cached + len(row.tokens)
+        V = model.vocab_size if model.order is None else len(model.order)
         if (largest := max([*row.tokens, *row.draft])) >= V:
             raise ProtocolError(f"row {number} holds token {largest}, the model has {V}: are both of one vocabulary?")
         if length > self.context:

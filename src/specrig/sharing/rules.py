@@ -129,4 +129,5 @@ def _refused(study: Study, cell: Cell) -> bool:
     """Whether no machine runs the cell: its engine or its pair is against it, or no server has it."""
     engine = engines()[cell.engine]
     unserved = not engine.loads_pairs and endpoint_of(cell, study.servers) is None
-    return unserved or bool(engine.refuses(cell) or study.grid.impossible(*cell.method_key))
+    grid = study.grid
+    return unserved or bool(engine.refuses(cell) or grid.impossible(*cell.method_key) or grid.speechless(cell))

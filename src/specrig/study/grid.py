@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cached_property
 from itertools import product
+from pathlib import Path
 from typing import NamedTuple
 
 from specrig.cell import Cell
 from specrig.decoding.drafters import registry as methods
 from specrig.engines import registry as engines
-from specrig.models import facts, gguf
+from specrig.models import facts, gate, gguf
 from specrig.models.endpoint import endpoint_of
+from specrig.models.pair import ModelError
 from specrig.study.config import Config
+from specrig.study.rows import Pair
 from specrig.study.traffic import Point
 from specrig.tasks.variants import variant_of
 
@@ -85,7 +89,13 @@ class Grid:
         missing = {name: engines()[name].missing() for name in self._config.engines}
         impossible = {job: self.impossible(*job) for job in {cell.method_key for _, cell in self.requested}}
         reasons = (
-            (cell, self._unserved(cell, missing) or impossible[cell.method_key] or engines()[cell.engine].refuses(cell))
+            (
+                cell,
+                self._unserved(cell, missing)
+                or impossible[cell.method_key]
+                or engines()[cell.engine].refuses(cell)
+                or self.speechless(cell),
+            )
             for _, cell in self.requested
         )
         return [Refusal(cell, reason) for cell, reason in reasons if reason is not None]
@@ -179,6 +189,27 @@ class Grid:
             if config and (reason := engines()[engine].refuses_model(method, config)) is not None:
                 return f"{model}: {reason}"
         return None
+
+    def speechless(self, cell: Cell) -> str | None:
+        """Why the draft of a cell cannot draft, since its vocabulary is not the target's; None: nothing is against it."""
+        difference = self.differences[cell.pair] if "draft" in methods()[cell.method].needs else None
+        if difference is None or (reason := engines()[cell.engine].refuses_other_vocabulary(cell)) is None:
+            return None
+        return f"{difference}: {reason}"
+
+    @cached_property
+    def differences(self) -> dict[str, str | None]:
+        """Pair -> in what the draft's vocabulary is another than the target's, by shipped facts and local folders."""
+        return {name: self._difference(row) for name, row in self._config.rows.pairs.items()}
+
+    def _difference(self, row: Pair) -> str | None:
+        if row.draft is None or row.weights == "random":
+            return None
+        folders = [Path(model).expanduser() for model in (row.target, row.draft)]
+        if all((folder / "config.json").is_file() for folder in folders):
+            with suppress(ModelError):  # told of the model itself
+                return gate.other_vocabulary(*map(str, folders))
+        return facts.other_vocabulary(row.target, row.draft)
 
     def _expand(self) -> Iterator[tuple[int, Cell]]:
         config = self._config

@@ -97,9 +97,6 @@ def _single(study: Study, request: CellRequest, *, from_table: bool = True) -> S
         free = ", ".join(each for each, kind in methods().items() if not kind.needs and kind.uses_k)
         problems.option("--method", reason, f"name one with {flag}, or take a method that needs none: {free}")
     problems.stop()
-    if (refusal := study.grid.impossible(ENGINE, name, method)) is not None:
-        problems.option("--pair" if from_table else "--target", refusal, "name another model")
-        problems.stop()
     [(variant, options)] = entry.variants()
     cell = Cell(
         engine=ENGINE,
@@ -111,6 +108,9 @@ def _single(study: Study, request: CellRequest, *, from_table: bool = True) -> S
         variant=variant,
         options=options,
     )
+    if (refusal := study.grid.impossible(*cell.method_key) or study.grid.speechless(cell)) is not None:
+        problems.option("--pair" if from_table else "--target", refusal, "name another model")
+        problems.stop()
     return SingleCell(cell, files.only(sorted(entry.needs)), study)
 
 

@@ -17,7 +17,7 @@ from specrig.engines import registry as engines
 from specrig.heads import of_draft, trained
 from specrig.heads.contents import CHECKS, head_fault
 from specrig.models import facts, gguf, weight_files
-from specrig.models.gate import check_decoder, check_model, check_vocabulary, check_weights
+from specrig.models.gate import check_decoder, check_model, check_weights
 from specrig.models.pair import ModelError
 from specrig.provenance.trained_for import check_trained_for
 from specrig.study.problems import Problems, nearest
@@ -161,8 +161,8 @@ def _config_at_hand(row: Pair, head: str) -> dict[str, Any]:
 
 
 def _folders_fault(study: Study, name: str) -> str | None:
-    """What is wrong with a pair's local folders: they hold decoder-only models of one vocabulary, and drafts and heads
-    that were trained for the target. Models on the hub are checked when their job starts.
+    """What is wrong with a pair's local folders: they hold decoder-only models, and drafts and heads that
+    were trained for the target. Models on the hub are checked when their job starts.
     """
     row, files = study.rows.pairs[name], study.paths.pair_files(name, study.root)
     local = {
@@ -179,8 +179,6 @@ def _folders_fault(study: Study, name: str) -> str | None:
                 check_decoder(folder)
             elif row.trained_in(column) is None:
                 check_model(folder, drafts=column == "draft")
-        if len(local) == 2 and row.weights != "random":
-            check_vocabulary(local["target"], local["draft"])
         if target is not None and row.trained_in("target") is None:
             check_trained_for(replace(files.only(parts), target=target))
     except ModelError as error:

@@ -13,7 +13,17 @@ from pydantic import Field, model_validator
 
 from specrig.decoding.drafters.draft_model import DraftModel
 from specrig.decoding.drafters.ngram import Ngram
-from specrig.decoding.types import ChainOptions, Context, Draft, Drafter, MethodOptions, Resources, Verdict
+from specrig.decoding.types import (
+    ChainOptions,
+    Context,
+    Draft,
+    Drafter,
+    MethodOptions,
+    OwnVocabulary,
+    Resources,
+    Verdict,
+)
+from specrig.decoding.vocabularies import drafter_of
 
 if TYPE_CHECKING:
     from typing import Self
@@ -31,8 +41,10 @@ class AdaptiveK(Drafter):
     family = "draft model"
     needs = ("draft",)
 
-    class Options(ChainOptions):
-        """The rule's thresholds (defaults: window 10, 0.8 up, 0.5 down) and the chain drafter it steers."""
+    class Options(ChainOptions, OwnVocabulary):
+        """The rule's thresholds (defaults: window 10, 0.8 up, 0.5 down) the chain drafter it steers, and how a
+        draft of another vocabulary drafts.
+        """
 
         start: int = Field(4, ge=1, le=16)
         minimum: int = Field(2, ge=1, le=16)
@@ -57,7 +69,8 @@ class AdaptiveK(Drafter):
     def __init__(self, options: MethodOptions, resources: Resources) -> None:
         super().__init__(options, resources)
         inner = INNER[self.options.drafter]
-        self.inner = inner(inner.Options(), resources)
+        drafting = {"vocabularies": self.options.vocabularies} if inner.translates else {}
+        self.inner = drafter_of(inner, inner.Options.model_validate(drafting), resources)
 
     def begin(self, context: Context, hidden: Tensor, aux_hidden_states: Tensor | None = None) -> None:
         """Every row starts at `start`."""

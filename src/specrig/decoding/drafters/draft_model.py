@@ -1,4 +1,4 @@
-"""Draft-model speculation: a smaller model of the same vocabulary drafts k tokens one after another.
+"""Draft-model speculation: a smaller model drafts k tokens one after another.
 
 Leviathan et al., 2211.17192; Chen et al., 2302.01318.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from specrig.decoding.types import ChainOptions, Context, Draft, Drafter, Verdict
+from specrig.decoding.types import ChainOptions, Context, Draft, Drafter, OwnVocabulary, Verdict
 from specrig.heads.base import Foreign
 
 if TYPE_CHECKING:
@@ -22,9 +22,10 @@ class DraftModel(Drafter):
     """Keeps the draft model's cache one step behind the context and samples the chain from it."""
 
     name = "draft_model"
-    summary = "a smaller model of the same vocabulary drafts k tokens (Leviathan 2211.17192, Chen 2302.01318)"
+    summary = "a smaller model drafts k tokens (Leviathan 2211.17192, Chen 2302.01318)"
     family = "draft model"
     needs = ("draft",)
+    translates = True
     foreign: ClassVar[Mapping[str, Foreign]] = {
         "llamacpp": Foreign("draft-simple", part="draft", options={"acceptance": "exact"}),
         "sglang": Foreign("STANDALONE", part="draft"),
@@ -32,8 +33,8 @@ class DraftModel(Drafter):
         "vllm": Foreign("draft_model", part="draft", options={"acceptance": "exact"}, sampled=True),
     }
 
-    class Options(ChainOptions):
-        """acceptance: exact or block."""
+    class Options(ChainOptions, OwnVocabulary):
+        """acceptance: exact or block; vocabularies: how a draft of another vocabulary drafts."""
 
     model: CachedModel
 

@@ -26,6 +26,7 @@ class LayerSkip(DraftModel):
     name = "layer_skip"
     summary = "the target without some of its layers drafts for itself (Draft & Verify 2309.08168, SWIFT 2410.06916)"
     needs = ("layer_skip",)
+    translates = False
 
     class Options(ChainOptions):
         """skip: which layers are left out: a share of them, evenly spaced, or their numbers from 0; None: those that

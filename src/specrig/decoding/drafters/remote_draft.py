@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from specrig.decoding.types import ChainOptions, Context, Draft, Drafter, RemoteModel
+from specrig.decoding.types import ChainOptions, Context, Draft, Drafter, OwnVocabulary, RemoteModel
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,10 +23,11 @@ class RemoteDraft(Drafter):
     summary = "draft_model behind HTTP: draft and target are services, with latency_ms added to each round trip"
     family = "draft model"
     needs = ("draft",)
+    translates = True
 
-    class Options(ChainOptions):
-        """Those of a chain; latency_ms: added to each round trip; precision: in which the draft's probabilities are
-        sent.
+    class Options(ChainOptions, OwnVocabulary):
+        """Those of `draft_model`; latency_ms: added to each round trip; precision: in which the draft's probabilities
+        are sent.
         """
 
         latency_ms: float = Field(0.0, ge=0, le=10_000)

@@ -18,10 +18,31 @@ from pydantic import Field
 
 from specrig.decoding.drafters.draft_model import DraftModel
 from specrig.decoding.drafters.suffix import Suffix
-from specrig.decoding.types import Context, Draft, Drafter, MethodOptions, Resources, Verdict, chain_draft
+from specrig.decoding.types import (
+    Context,
+    Draft,
+    Drafter,
+    MethodOptions,
+    OwnVocabulary,
+    Resources,
+    Verdict,
+    chain_draft,
+)
+from specrig.decoding.vocabularies import drafter_of
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+class HybridOptions(MethodOptions):
+    """The suffix tree's, when it drafts, and how much is drafted elsewhere."""
+
+    max_tree_depth: int = Field(24, ge=2, le=64)
+    max_spec_factor: float = Field(1.0, gt=0, le=16)
+    min_token_prob: float = Field(0.1, ge=0, le=1)
+    least: float = Field(2.0, ge=0)
+    draft_k: int = Field(2, ge=1, le=16)
+    length: Literal["fixed", "auto"] = "fixed"
 
 
 class SuffixHybrid(Suffix):
@@ -31,29 +52,23 @@ class SuffixHybrid(Suffix):
     summary = "suffix decoding where the text repeats itself, else a draft model (hybrid SuffixDecoding 2411.04975)"
     needs = ("draft",)
 
-    class Options(MethodOptions):
+    class Options(HybridOptions, OwnVocabulary):
         """max_tree_depth, max_spec_factor, min_token_prob, length: as in `suffix`; least: the suffix tree drafts where it
-        expects at least this many accepted tokens; draft_k: tokens that the draft model drafts elsewhere.
+        expects at least this many accepted tokens; draft_k: tokens that the draft model drafts elsewhere; vocabularies:
+        how a draft of another vocabulary drafts.
         """
-
-        max_tree_depth: int = Field(24, ge=2, le=64)
-        max_spec_factor: float = Field(1.0, gt=0, le=16)
-        min_token_prob: float = Field(0.1, ge=0, le=1)
-        least: float = Field(2.0, ge=0)
-        draft_k: int = Field(2, ge=1, le=16)
-        length: Literal["fixed", "auto"] = "fixed"
 
     drafter: ClassVar[type[Drafter]] = DraftModel
     """What drafts where the suffix tree does not."""
 
     def __init__(self, options: MethodOptions, resources: Resources) -> None:
         super().__init__(options, resources)
-        self.draft = self.drafter(self.drafter_options(), resources)
+        self.draft = drafter_of(self.drafter, self.drafter_options(), resources)
         self.aux_layers = self.draft.aux_layers
 
     def drafter_options(self) -> MethodOptions:
         """The drafter's own."""
-        return self.drafter.Options()
+        return self.drafter.Options.model_validate({"vocabularies": self.options.vocabularies})
 
     def begin(self, context: Context, hidden: Tensor, aux_hidden_states: Tensor | None = None) -> None:
         """Index the prompts, and prefill the drafter with them."""

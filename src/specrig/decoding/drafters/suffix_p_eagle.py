@@ -27,7 +27,7 @@ from pydantic import Field, model_validator
 
 from specrig.decoding.drafters.p_eagle import PEagle, Tree
 from specrig.decoding.drafters.suffix import Node, Suffix, SuffixTree
-from specrig.decoding.drafters.suffix_hybrid import SuffixHybrid
+from specrig.decoding.drafters.suffix_hybrid import HybridOptions, SuffixHybrid
 from specrig.decoding.types import Context, Draft, MethodOptions, Resources, Verdict
 from specrig.heads.likeliest import Child, likeliest
 
@@ -60,7 +60,7 @@ class SuffixPEagle(SuffixHybrid):
     former_defaults: ClassVar[Mapping[str, tuple[Any, ...]]] = {"max_spec_factor": (1.0,)}
     drafter = PEagle
 
-    class Options(SuffixHybrid.Options):
+    class Options(HybridOptions):
         """Options as in `suffix_hybrid`, except: draft_k: tokens of the head's chain, or levels of its tree; draft_passes:
         passes of the head a round; draft_nodes: size of the head's tree, 0: a chain, auto: as many nodes as pay here;
         length: for the chains of both; blend: add what the text says to the head's tree (at temperature 0, on a CPU),

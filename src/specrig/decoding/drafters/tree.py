@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from specrig.decoding.static_tree import Plan, regular_tree
-from specrig.decoding.types import Context, Draft, Drafter, MethodOptions
+from specrig.decoding.types import Context, Draft, Drafter, OwnVocabulary
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,10 +24,11 @@ class Tree(Drafter):
     summary = "draft-model tree, several candidates a level verified in one pass (SpecInfer 2305.09781)"
     family = "draft model"
     needs = ("draft",)
+    translates = True
 
-    class Options(MethodOptions):
+    class Options(OwnVocabulary):
         """branching: children a node has on each level; levels beyond the list have one. acceptance: above temperature
-        0; traversal (2505.12398) keeps the distribution too.
+        0; traversal (2505.12398) keeps the distribution too. vocabularies: how a draft of another vocabulary drafts.
         """
 
         branching: tuple[int, ...] = Field((3, 2, 1, 1), min_length=1)

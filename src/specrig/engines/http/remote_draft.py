@@ -26,12 +26,22 @@ class DraftProcess:
     """
 
     def __init__(
-        self, pair: PairFiles, rows: int, context: int, vocabulary: int, device: str, threads: int | None
+        self,
+        pair: PairFiles,
+        rows: int,
+        context: int,
+        vocabulary: int | None,
+        shared: bool,
+        device: str,
+        threads: int | None,
     ) -> None:
-        """rows: texts side by side. context: most tokens of one. vocabulary: how many tokens the target has."""
+        """rows: texts side by side. context: most tokens of one. vocabulary: how many tokens the target has; None: the
+        draft has a vocabulary of its own. shared: it drafts the tokens that both have, in the numbers of their map.
+        """
         if pair.draft is None:
             raise EngineError(f"pair {pair.name}: it names no draft to serve; fill the column in pairs.tsv")
         self.rows, self.context = max(rows, BATCH), -(-context // CONTEXT_STEP) * CONTEXT_STEP
+        self.vocabulary, self.shared = vocabulary, shared
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         options = {
@@ -45,15 +55,18 @@ class DraftProcess:
             "queue": max(1024, self.rows),
             "threads": threads,
             "vocabulary": vocabulary,
+            "common-with": pair.target if shared else None,
+            "common-revision": pair.target_revision if shared else None,
         }
         flags = [f"--{name}={value}" for name, value in options.items() if value is not None]
         flags += ["--random-weights"] if pair.random_weights else []
         command = [sys.executable, "-m", "specrig", "serve", "draft", pair.draft, *flags]
         self.process = ServerProcess(command, self.url, health="/health")
 
-    def holds(self, rows: int, context: int) -> bool:
-        """Whether it runs and has room for so many texts of so many tokens."""
-        return self.process.alive and rows <= self.rows and context <= self.context
+    def holds(self, rows: int, context: int, vocabulary: int | None, shared: bool) -> bool:
+        """Whether it runs, speaks so, and has room for so many texts of so many tokens."""
+        speaks = (self.vocabulary, self.shared) == (vocabulary, shared)
+        return self.process.alive and speaks and rows <= self.rows and context <= self.context
 
 
 class RemoteDraft:

@@ -94,6 +94,11 @@ class LlamaCpp(LaunchingEngine):
         return needs.unreadable(config) or to_gguf.refuses(config)
 
     @classmethod
+    def refuses_other_vocabulary(cls, cell: Cell) -> str | None:
+        """llama.cpp translates by text, and the files that are written here name tokens by their numbers."""
+        return "llama.cpp translates drafts by their text, which the GGUF files written here leave out"
+
+    @classmethod
     def precision(cls, pair: PairFiles) -> str:
         """See `Engine`."""
         options = cls.Options.model_validate(pair.engine_options.get(cls.name, {}))

@@ -122,6 +122,13 @@ class Vllm(WeightsEngine):
             return f"vLLM's suffix decoding needs arctic-inference, which is built from source: {ARCTIC}"
         return None
 
+    @classmethod
+    def refuses_other_vocabulary(cls, cell: Cell) -> str | None:
+        """All but a draft model among the tokens that both have (`use_heterogeneous_vocab`)."""
+        if cell.method == "draft_model" and cell.options.get("vocabularies") in ("auto", "intersection"):
+            return None
+        return "vLLM drafts from another vocabulary only with draft_model, by `vocabularies: intersection`"
+
     def generate(
         self, cell: Cell, prompts: Sequence[Sequence[int]], *, max_new_tokens: int, seeds: Sequence[int]
     ) -> list[Generation]:
@@ -202,7 +209,8 @@ class Vllm(WeightsEngine):
 
         One that speculates replaces the last one. On a CPU the baseline's stays beside it and serves both of its turns.
         """
-        speculation = speculation_of(cell, self.pair, **self.options.of_speculation())
+        other = self.weights.difference is not None
+        speculation = speculation_of(cell, self.pair, other_vocabulary=other, **self.options.of_speculation())
         key, beside = digest(speculation), self.options.multiprocessing and self.device == "cpu"
         for started in (self._baseline, self._speculating):
             if started is not None and started.key == key:

@@ -49,12 +49,19 @@ def _model(cell: Cell, pair: PairFiles, part: str) -> dict[str, Any]:
 
 
 def speculation_of(
-    cell: Cell, pair: PairFiles, draft_sampling: str, *, schedule: Schedule | None = None, ngram_gpu: bool = False
+    cell: Cell,
+    pair: PairFiles,
+    draft_sampling: str,
+    *,
+    other_vocabulary: bool = False,
+    schedule: Schedule | None = None,
+    ngram_gpu: bool = False,
 ) -> dict[str, Any]:
     """Arguments of `vllm.LLM` for the cell's speculation, with a report of each request's steps; empty for a baseline.
 
-    draft_sampling: how methods that sample drafts do so above temperature 0. schedule, ngram_gpu: see `Vllm.Options`.
-    Raises EngineError where the pair lacks a part, and where the installed vLLM lacks a key.
+    draft_sampling: how methods that sample drafts do so above temperature 0. other_vocabulary: the draft drafts among the
+    tokens that the target has too. schedule, ngram_gpu: see `Vllm.Options`. Raises EngineError where the pair lacks a
+    part, and where the installed vLLM lacks a key.
     """
     known = foreign("vllm")[cell.method]
     if not known.method:
@@ -68,6 +75,8 @@ def speculation_of(
         config["method"] = "ngram_gpu"
     if schedule is not None:
         config["num_speculative_tokens_per_batch_size"] = schedule
+    if other_vocabulary and known.part == "draft":
+        config |= {"use_heterogeneous_vocab": True, "draft_sample_method": "greedy"}
     if (alpha := pair.simulated_acceptance) is not None:
         rates = [alpha**depth for depth in range(1, cell.k + 1)]
         config |= {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": rates}

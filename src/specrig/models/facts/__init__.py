@@ -154,17 +154,27 @@ def no_decoder(model: str, config: dict[str, Any]) -> str | None:
 
 def impossible(target: str, draft: str | None) -> str | None:
     """Why target and draft, two hub ids, cannot work together; None where the shipped facts know no reason."""
-    ours, theirs = known(target), known(draft)
-    for model in (ours, theirs):
+    for model in map(known, filter(None, (target, draft))):
         reason = no_decoder(model.name, model.config) if model else None
         if reason is not None:
             return reason
+    return None
+
+
+OTHER_DRAFT = (
+    "Choose a draft of the same family, a method without a draft model (ngram), or one that drafts from another "
+    "vocabulary (draft_model in the engine native)"
+)
+
+
+def other_vocabulary(target: str, draft: str) -> str | None:
+    """In what the vocabularies of two hub ids differ by the shipped facts; None: they do not, or nothing is known."""
+    ours, theirs = known(target), known(draft)
     if ours and theirs and ours.tokenizer and theirs.tokenizer and ours.tokenizer != theirs.tokenizer:
         sizes = theirs.config["vocab_size"], ours.config["vocab_size"]
         return (
             f"the draft {draft} does not share the vocabulary of the target {target}: {sizes[0]} tokens "
-            f"({theirs.tokenizer}) against {sizes[1]} ({ours.tokenizer}); choose a draft of the same family, or a "
-            "method without a draft model (ngram)"
+            f"({theirs.tokenizer}) against {sizes[1]} ({ours.tokenizer})"
         )
     return None
 
