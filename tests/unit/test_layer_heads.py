@@ -40,8 +40,8 @@ def learner_of(name: str, folder: Path, **keys: Any) -> Any:
     with torch.no_grad():
         for weight in learner.parameters():
             weight.add_(0.2 * torch.randn(weight.shape, generator=generator))
-    if hasattr(learner, "scale"):
-        learner.scale = torch.linspace(0.5, 2.0, len(learner.scale))  # what a checkpoint's fc holds
+    if hasattr(learner, "fc"):
+        learner.fc.scale = torch.linspace(0.5, 2.0, len(learner.fc.scale))  # what a checkpoint's fc holds
     return learner
 
 

@@ -28,7 +28,8 @@ from specrig.heads.p_eagle import PEagle
 from specrig.heads.p_eagle import module as checkpoint
 from specrig.heads.shapes import read_mask
 from specrig.heads.teacher import Teacher, autocast, moved, rows_at_once
-from specrig.heads.trained_layer import TrainedLayer
+from specrig.heads.trained_layer import attend, layer_tensors, queries_keys, tables, untrained_layer
+from specrig.runtime.layer import DecoderLayer
 
 
 class PEagleLearner(AuxStatesLearner):
@@ -46,9 +47,13 @@ class PEagleLearner(AuxStatesLearner):
         self.markov = MarkovBias.untrained(model.vocabulary, len(self.lm_head), settings.markov_rank, seed + 2)
         generator = torch.Generator().manual_seed(seed + 1)
         self.mask_hidden = nn.Parameter(torch.randn(3 * model.hidden, generator=generator))
-        self.further_layers = nn.ModuleList(
-            TrainedLayer(self.config, model.hidden, generator, input_norm=True) for _ in range(settings.layers - 1)
-        )
+        """What stands for the target's states, divided like them."""
+
+    def untrained_layers(self, generator: torch.Generator) -> list[DecoderLayer]:
+        """See `AuxStatesLearner`."""
+        D, further = self.model.hidden, range(self.settings.layers - 1)
+        others = [untrained_layer(self.layer_config, D, generator, input_norm=True) for _ in further]
+        return [*super().untrained_layers(generator), *others]
 
     def predicted(self, tokens: Tensor, states: Tensor, anchors: list[Tensor]) -> list[Tensor]:
         """What the entries `[B, T, D]` and each depth's masks `[B, n, D]` say, in one pass, before the norm.
@@ -64,16 +69,20 @@ class PEagleLearner(AuxStatesLearner):
         )
         masks = anchor.shape[1] - T
         embedded = F.embedding(F.pad(tokens, (0, masks), value=self.config.ptd_token_id), self.model.embedding)
-        features, unknown = self.fuse(states), F.linear(self.mask_hidden, self.fc)  # as wide as what is divided
-        x, read = self.enter(embedded, torch.cat((features, unknown.to(features.dtype).expand(B, masks, -1)), 1))
-        cos, sin = (table.unsqueeze(1) for table in self.rotary(embedded, anchor + depth))
+        features, unknown = self.fuse(states), self.module.fuse(self.mask_hidden * self.fc.scale)
+        x, reads = self.module.entry(
+            embedded, torch.cat((features, unknown.to(features.dtype).expand(B, masks, -1)), 1)
+        )
+        at = tables(self.rotary, anchor + depth)
         # seen[b, i, j]: j is a true entry up to i's anchor, or a mask of the same anchor up to i's own depth.
         own = (anchor.unsqueeze(1) == anchor.unsqueeze(2)) & (depth <= depth.unsqueeze(1))
         seen = (own | ((anchor.unsqueeze(1) <= anchor.unsqueeze(2)) & (depth == 0))).unsqueeze(1)
-        for index, layer in enumerate([self.layer, *self.further_layers]):
-            assert isinstance(layer, TrainedLayer)
-            read = layer.normed(x) if index else read
-            x = layer(x, layer.queries(read, cos, sin), *layer.keys_values(read, cos, sin), seen)
+
+        def attention(qk: Tensor, v: Tensor) -> Tensor:
+            return attend(*queries_keys(qk, v, at), v, seen)
+
+        for index, layer in enumerate(self.module.layers):
+            x = layer(x, attention, None if index else reads)
         return list(x.split(widths, 1))
 
     def loss(self, batch: Texts, states: Tensor, teacher_states: Tensor) -> Tensor:
@@ -127,15 +136,14 @@ class PEagleLearner(AuxStatesLearner):
 
     def tensors(self) -> dict[str, Tensor]:
         """See `Learner`."""
-        found = super().tensors() | {"mask_hidden": (self.mask_hidden * self.scale).unsqueeze(0)}
+        found = super().tensors() | {"mask_hidden": (self.mask_hidden * self.fc.scale).unsqueeze(0)}
         for part in self._optional():
             found |= part
         return found
 
     def _optional(self) -> list[dict[str, Tensor]]:
         """The tensors of each part that a checkpoint may lack: the layers behind the first, and the bias."""
-        layers = (layer for layer in self.further_layers if isinstance(layer, TrainedLayer))
-        found = [layer.tensors(f"layers.{index}") for index, layer in enumerate(layers, 1)]
+        found = [layer_tensors(self.module.layers[at], f"layers.{at}") for at in range(1, self.settings.layers)]
         return found if self.markov is None else [*found, self.markov.tensors()]
 
     def reading(self, config: Any) -> dict[str, tuple[Any, Any]]:
@@ -151,7 +159,7 @@ class PEagleLearner(AuxStatesLearner):
             if found.keys().isdisjoint(part):
                 found = found | part
         super().restore(found)
-        self.mask_hidden.copy_(found["mask_hidden"][0].to(self.scale.device) / self.scale)
+        self.mask_hidden.copy_(found["mask_hidden"][0].to(self.fc.scale.device) / self.fc.scale)
 
     def save(self, folder: Path) -> None:
         """See `Learner`."""
