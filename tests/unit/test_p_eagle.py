@@ -17,12 +17,12 @@ from transformers import LlamaForCausalLM
 
 from llamas import saved_llama
 from specrig.decoding.drafters.p_eagle import Tree, merged
+from specrig.heads.anchors import ALPHA, d_pace
 from specrig.heads.base import TrainingError
 from specrig.heads.eagle3 import Eagle3
 from specrig.heads.eagle3 import module as eagle3
 from specrig.heads.eagle3.training import Eagle3Learner
 from specrig.heads.learner import Texts
-from specrig.heads.losses import ALPHA, d_pace
 from specrig.heads.p_eagle import PEagle
 from specrig.heads.p_eagle.module import head_config, load, random_tensors, save
 from specrig.heads.p_eagle.training import PEagleLearner

@@ -13,13 +13,8 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - its usual name
 from torch.utils.checkpoint import checkpoint
 
-from specrig.heads.acceptance import ahead
-from specrig.heads.base import kept_share
-
 _ENTRIES = {"cpu": 2**19, "cuda": 2**27}
 """Logits of a few rows: 2 MB in float32 for a CPU's cache, half a gigabyte on a GPU, which has few launches then."""
-ALPHA = 0.5
-"""Of D-PACE: the least chance that a position is taken to be right."""
 ETA = 3.0
 """How fast an `lk` loss turns from the divergence to the acceptance rate."""
 
@@ -87,46 +82,3 @@ def probabilities(logits: Tensor, labels: Tensor) -> Tensor:
         for some, label in zip(logits.split(rows), labels.split(rows), strict=True)
     ]
     return torch.cat(found)
-
-
-def d_pace(right: Tensor, counts: Tensor | None = None) -> Tensor:
-    """What each position of a draft adds to the expected accepted length, as its weight `[K, ...]` in a loss (D-PACE,
-    2605.18810): w_j = Σ_{m >= j} Π_{i <= m} ((1 - α) q_i + α).
-
-    right: `[K, ...]`, q_i, the probability of the right token at depth i. counts: `[K, ...]`, how many drafts each term
-    stands for where only some were drawn, 0 where it was not.
-    """
-    reached = ((1 - ALPHA) * right + ALPHA).cumprod(0)
-    return (reached if counts is None else reached * counts).flip(0).cumsum(0).flip(0)
-
-
-def kept_anchors(written: Tensor, depths: int, generator: torch.Generator | None = None) -> Tensor:
-    """Which anchors are learnt from at depth 0 … K - 1: `[K, B, T]` bool, each depth's among those of the depth before.
-
-    written: `[B, T]`, whether the target wrote the token after each anchor. An anchor of depth d needs d + 1 such
-    tokens behind it. generator: of conditional drop-out (PARD, 2504.18583, section 3.2), which keeps a random
-    `kept_share` of each row's anchors; None: all are kept.
-    """
-    there = torch.stack([ahead(written, depth) for depth in range(depths)]).long().cumprod(0).bool()
-    if generator is None:
-        return there
-    ranks = random_ranks(written, generator)
-    shares = torch.tensor([kept_share(depth) for depth in range(depths)], device=written.device)
-    return there & (ranks < (shares.unsqueeze(1) * written.sum(-1)).ceil().unsqueeze(-1))
-
-
-def random_ranks(kept: Tensor, generator: torch.Generator) -> Tensor:
-    """A random order of each row's entries of `[B, T]` bool, from 0; the others come behind: `[B, T]`."""
-    order = torch.rand(kept.shape, generator=generator, device=kept.device)
-    return order.masked_fill_(~kept, 2.0).argsort(-1).argsort(-1)
-
-
-def side_by_side(kept: Tensor) -> tuple[Tensor, Tensor]:
-    """The anchors of each row side by side: `[B, T]` bool -> their entries `[B, n]`, n the most of a row, and which of
-    these are real.
-    """
-    counts = kept.sum(1)
-    width = int(counts.max())
-    # Stable, so that anchors keep their order.
-    entries = (~kept).long().argsort(dim=1, stable=True)[:, :width]
-    return entries, torch.arange(width, device=kept.device) < counts.unsqueeze(1)

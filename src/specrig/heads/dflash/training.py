@@ -19,11 +19,12 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from specrig.heads import acceptance
 from specrig.heads.acceptance import rounds
+from specrig.heads.anchors import d_pace, kept_anchors, random_ranks, side_by_side
 from specrig.heads.dflash import DFlash
 from specrig.heads.dflash import module as checkpoint
 from specrig.heads.dflash.module import DFlashLayers
 from specrig.heads.learner import Learner, States, Texts, draft_ids
-from specrig.heads.losses import d_pace, distribution_loss, kept_anchors, probabilities, random_ranks, side_by_side
+from specrig.heads.losses import distribution_loss, probabilities
 from specrig.heads.shapes import dflash_config
 from specrig.heads.teacher import Teacher, autocast, moved, rows_at_once
 from specrig.heads.trained_layer import (
