@@ -15,6 +15,7 @@ from transformers import LlamaForCausalLM
 
 from llamas import saved_llama
 from specrig import heads
+from specrig.heads.anchors import Copies
 from specrig.heads.learner import Texts
 from specrig.heads.teacher import Teacher
 from specrig.runtime.transformers_model import cached_model
@@ -40,8 +41,8 @@ def learner_of(name: str, folder: Path, **keys: Any) -> Any:
     with torch.no_grad():
         for weight in learner.parameters():
             weight.add_(0.2 * torch.randn(weight.shape, generator=generator))
-    if hasattr(learner, "scale"):
-        learner.scale = torch.linspace(0.5, 2.0, len(learner.scale))  # what a checkpoint's fc holds
+    if hasattr(learner, "fc"):
+        learner.fc.scale = torch.linspace(0.5, 2.0, len(learner.fc.scale))  # what a checkpoint's fc holds
     return learner
 
 
@@ -88,7 +89,9 @@ def test_a_head_that_drafts_in_one_pass_trains_as_it_decodes(folder: Path, name:
             every = torch.arange(12).expand(2, 12)
             expected = learner.output(learner.predicted(tokens, states[..., :-D], every, 4))
         else:
-            parts = learner.predicted(tokens[:, 1:], states[:, :-1], [torch.arange(11).expand(2, 11)] * 3)
+            copies = Copies.of(torch.ones(4, 1, 11, dtype=torch.bool))
+            found = learner.predicted(tokens[:, 1:], states[:, :-1], copies)
+            parts = [found[:, copies.at(depth)] for depth in range(4)]
             expected = F.pad(torch.stack([learner.logits(part) for part in parts], 2), (0, 0, 0, 0, 1, 0))
     ends = [9, 5]  # tokens of each row that the first round knows
     head.begin([row[:end].tolist() for row, end in zip(tokens, ends, strict=True)], features)

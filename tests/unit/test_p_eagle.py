@@ -17,12 +17,12 @@ from transformers import LlamaForCausalLM
 
 from llamas import saved_llama
 from specrig.decoding.drafters.p_eagle import Tree, merged
+from specrig.heads.anchors import ALPHA, d_pace
 from specrig.heads.base import TrainingError
 from specrig.heads.eagle3 import Eagle3
 from specrig.heads.eagle3 import module as eagle3
 from specrig.heads.eagle3.training import Eagle3Learner
 from specrig.heads.learner import Texts
-from specrig.heads.losses import ALPHA, d_pace
 from specrig.heads.p_eagle import PEagle
 from specrig.heads.p_eagle.module import head_config, load, random_tensors, save
 from specrig.heads.p_eagle.training import PEagleLearner
@@ -155,7 +155,7 @@ def test_a_head_goes_on_with_parts_that_it_lacks_and_that_add_nothing_yet(folder
     torch.testing.assert_close(losses[1], losses[0])
     losses[1].backward()
     # What keeps a part silent learns from the first step on: matrices that begin as zero.
-    silent = [layer.down for layer in learner.further_layers]
+    silent = [layer.down.weight for layer in learner.module.layers[1:]]
     if "markov_rank" in more:
         assert learner.markov is not None
         silent.append(learner.markov.lm_head)

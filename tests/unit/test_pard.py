@@ -14,11 +14,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from specrig.decoding.drafters.pard import Pard as Drafter
 from specrig.decoding.loop import generate
+from specrig.heads.anchors import Copies, kept_anchors
 from specrig.heads.learner import Texts
-from specrig.heads.losses import kept_anchors
 from specrig.heads.pard import Pard
 from specrig.heads.pard import module as pard
-from specrig.heads.pard.training import Copies, PardLearner
+from specrig.heads.pard.training import PardLearner
 from specrig.heads.teacher import Teacher
 from specrig.runtime.transformers_model import cached_model
 from specrig.runtime.types import DecodingError

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from specrig.runtime import pointwise
-from specrig.runtime.linear import Linear
+from specrig.runtime.linear import Linear, add_product
 from specrig.runtime.pointwise import fused, rotate, swiglu
 
 
@@ -16,9 +16,9 @@ def test_a_product_adds_itself_onto_the_residual() -> None:
     torch.manual_seed(0)
     layer, residual, x = Linear(torch.randn(6, 4)), torch.randn(2, 3, 6), torch.randn(2, 3, 4)
     expected = residual + x @ layer.weight.T
-    torch.testing.assert_close(layer.add_to(residual.clone(), x), expected)
-    in_place = residual.clone()
-    assert layer.add_in_place(in_place, x) is in_place
+    torch.testing.assert_close(add_product(residual.clone(), layer, x), expected)
+    in_place, layer.in_place = residual.clone(), True  # as on a GPU
+    assert add_product(in_place, layer, x) is in_place
     torch.testing.assert_close(in_place, expected)
 
 

@@ -1,8 +1,9 @@
 """The heads. They are found by their folders; importing them loads no torch. A folder `heads/<name>/` holds
 
 - `__init__.py`: one `HeadRecipe` of that name, without torch;
-- `module.py`: `load(folder, target)`, which drafters call, and `initialise(folder, config, seed)`, which writes an
-  untrained head; the module's docstring states the checkpoint's format;
+- `module.py`: what the head computes, as an `nn.Module` that drafts and that learns (for example `EagleLayers`);
+  `load(folder, target)`, which drafters call, and `initialise(folder, config, seed)`, which writes an untrained head; the
+  module's docstring states the checkpoint's format;
 - `training.py`: one `Learner`, where gradients train it; else a function `make` (see `training.fit`).
 """
 

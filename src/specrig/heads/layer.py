@@ -1,17 +1,13 @@
-"""A head that is a decoder layer: its sizes, from the target that it is made for, and its weights, from a checkpoint."""
+"""A head that is a decoder layer: its sizes, from the target that it is made for."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 from transformers.models.llama.modeling_llama import rotate_half
 
 from specrig.heads.shapes import ROTARY_BY_LENGTH
-from specrig.runtime.linear import Linear
-from specrig.runtime.llama_model import Block
-from specrig.runtime.types import DecodingError
 
 _TAKEN_OVER = (
     "hidden_size", "num_attention_heads", "head_dim", "vocab_size", "max_position_embeddings", "bos_token_id", "eos_token_id",
@@ -58,31 +54,6 @@ def _rotary(config: Any) -> dict[str, Any]:
     if kept.get("rope_type") in ROTARY_BY_LENGTH:
         kept = {name: value for name, value in kept.items() if name == "rope_theta"}
     return {"rope_type": "default", "rope_theta": 10_000.0} | kept
-
-
-def layer_of(weights: dict[str, Tensor], prefix: str, *, whole: bool = False) -> Block:
-    """The decoder layer `prefix` of a checkpoint. whole: with the norms of its input and, where it has them, of its
-    queries and keys; else the head makes what attention reads.
-    """
-
-    def fused(*names: str) -> Linear:
-        biases = [weights.get(f"{prefix}.{name}.bias") for name in names]
-        own = [tensor for tensor in biases if tensor is not None]
-        weight = torch.cat([weights[f"{prefix}.{name}.weight"] for name in names])
-        if own and len(own) < len(names):
-            raise DecodingError(f"{prefix}: some of {', '.join(names)} have a bias, others have none")
-        return Linear(weight, torch.cat(own) if own else None)
-
-    return Block(
-        norm_1=weights[f"{prefix}.input_layernorm.weight"] if whole else None,
-        qkv=fused(*(f"self_attn.{part}_proj" for part in "qkv")),
-        q_norm=weights.get(f"{prefix}.self_attn.q_norm.weight"),
-        k_norm=weights.get(f"{prefix}.self_attn.k_norm.weight"),
-        out=fused("self_attn.o_proj"),
-        norm_2=weights[f"{prefix}.post_attention_layernorm.weight"],
-        gate_up=fused("mlp.gate_proj", "mlp.up_proj"),
-        down=fused("mlp.down_proj"),
-    )
 
 
 def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

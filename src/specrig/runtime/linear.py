@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from time import perf_counter
 from typing import Literal
@@ -193,7 +193,7 @@ class Linear:
         self.packed = False
         self.blocks: Tensor | None = None
         """The weight as compiled code reads it, for up to `MAX_TOKENS` rows; None: one kernel for all."""
-        self.in_place = weight.device.type == "cuda" and bias is None  # see `add_to`
+        self.in_place = weight.device.type == "cuda" and bias is None  # see `add_product`
         self.widens = weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and not multiplies_bfloat16()
         self.set_kernel(kernel or kernel_choice.of(weight))
 
@@ -241,14 +241,15 @@ class Linear:
         found.blocks = compiled.to_eight_bits(self.dense())
         return found
 
-    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        """`residual + self(x)`, `[..., out]`. On a GPU `residual` itself takes the sum, inside the product's kernel."""
-        return self.add_in_place(residual, x) if self.in_place else residual + self(x)
 
-    def add_in_place(self, residual: Tensor, x: Tensor) -> Tensor:
-        """`add_to` in place, for a GPU. Only for a layer without bias whose weight is not reordered."""
-        residual.view(-1, residual.shape[-1]).addmm_(x.reshape(-1, x.shape[-1]), self.weight.t())
+def add_product(residual: Tensor, layer: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """`residual + layer(x)`, `[..., out]`. On a GPU that decodes `residual` itself takes the sum, inside the product's
+    kernel.
+    """
+    if isinstance(layer, Linear) and layer.in_place:
+        residual.view(-1, residual.shape[-1]).addmm_(x.reshape(-1, x.shape[-1]), layer.weight.t())
         return residual
+    return residual + layer(x)
 
 
 class Float32Linear(Linear):

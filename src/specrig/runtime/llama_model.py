@@ -5,6 +5,7 @@ transformers' own forward, which are most of a small model's step.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from typing import Any, Protocol
 
@@ -14,9 +15,10 @@ from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 
 from specrig.runtime.compiled import MAX_TOKENS
 from specrig.runtime.device import Positions, in_each
+from specrig.runtime.layer import DecoderLayer
 from specrig.runtime.linear import Linear
 from specrig.runtime.model import CachedModel, LevelStep, Step
-from specrig.runtime.pointwise import Arithmetic, fused, rotate, swiglu
+from specrig.runtime.pointwise import Arithmetic, fused, rotate, signed, swiglu
 from specrig.runtime.replay import Replay
 from specrig.runtime.types import Parents
 
@@ -26,45 +28,6 @@ TIMED = 2
 """Wide passes that are timed in torch and in compiled code."""
 LLAMA_SHAPED = {"llama", "mistral", "qwen2", "qwen3"}
 """Architectures of `LlamaModel`: pre-norm RMSNorm, rotary positions, SwiGLU, optional qkv bias and q/k norms."""
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """The weights of one decoder layer; projections that read the same input are fused into one matrix."""
-
-    norm_1: Tensor | None
-    qkv: Linear
-    q_norm: Tensor | None
-    k_norm: Tensor | None
-    out: Linear
-    norm_2: Tensor
-    gate_up: Linear
-    down: Linear
-
-    @classmethod
-    def of(cls, layer: Any) -> Block:
-        """From a transformers decoder layer of a Llama-shaped model."""
-        attention, mlp = layer.self_attn, layer.mlp
-
-        def fused(*modules: Any) -> Linear:
-            weights = [module.weight.detach() for module in modules]
-            bias = torch.cat([module.bias.detach() for module in modules]) if modules[0].bias is not None else None
-            weight = torch.cat(weights) if len(weights) > 1 else weights[0]
-            return Linear(weight, bias, kernel="plain")  # `decode_pass.choose_kernels` chooses
-
-        def norm(name: str) -> Tensor | None:
-            return getattr(attention, name).weight.detach() if hasattr(attention, name) else None
-
-        return cls(
-            norm_1=layer.input_layernorm.weight.detach(),
-            qkv=fused(attention.q_proj, attention.k_proj, attention.v_proj),
-            q_norm=norm("q_norm"),
-            k_norm=norm("k_norm"),
-            out=fused(attention.o_proj),
-            norm_2=layer.post_attention_layernorm.weight.detach(),
-            gate_up=fused(mlp.gate_proj, mlp.up_proj),
-            down=fused(mlp.down_proj),
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +90,7 @@ class LlamaModel(CachedModel):
         self.norm = body.norm.weight.detach()
         self.eps: float = self.config.rms_norm_eps
         self.q_heads: int = self.config.num_attention_heads
-        self.blocks = [Block.of(layer) for layer in body.layers]
+        self.blocks = [DecoderLayer.of(layer.state_dict(), "", self.config, kernel="plain") for layer in body.layers]
         self.skipped: frozenset[int] = frozenset()  # layers left out (`runtime.pruned`)
         self.cos = self.sin = torch.empty(0)
 
@@ -151,10 +114,7 @@ class LlamaModel(CachedModel):
         # Not beyond the context's end, where some models would scale all their frequencies by the cache's size.
         positions = torch.arange(slots, device=self.device).clamp(max=self.max_positions - 1).unsqueeze(0)
         cos, sin = self.rotary(self.embedding[:1].unsqueeze(0), positions)
-        # rotate_half(x) * sin == roll(x, d/2) * signed_sin: the sign moves into the table.
-        half = sin.shape[-1] // 2
-        self.cos = cos[0].to(self.dtype)
-        self.sin = torch.cat((-sin[0, :, :half], sin[0, :, half:]), -1).to(self.dtype)
+        self.cos, self.sin = cos[0].to(self.dtype), signed(sin[0]).to(self.dtype)
 
     def view(self, step: Step) -> View:
         """The `View` of a step."""
@@ -197,23 +157,18 @@ class LlamaModel(CachedModel):
         attended = F.scaled_dot_product_attention(q.reshape(B, K, H // K * n, d), keys, values, attn_mask=mask)
         return attended.reshape(B, H, n, d)
 
-    def block(self, index: int, block: Block, x: Tensor, view: View, reads: Tensor | None = None) -> Tensor:
+    def block(self, index: int, block: DecoderLayer, x: Tensor, view: View, reads: Tensor | None = None) -> Tensor:
         """Run layer `index` on hidden states x `[B, n, D]`, which may be overwritten; keys and values go to the cache.
-
-        reads: the input of the attention's projections, where that is not x after the norm (EAGLE's heads).
+        reads: see `DecoderLayer`.
         """
-        B, n, D = x.shape
-        H, K, d = self.q_heads, self.kv_heads, self.head_width
-        # Queries and keys [B, n, H + K, d], normed one by one where the model does that (Qwen3), rotated together.
-        qkv = block.qkv(F.rms_norm(x, (D,), block.norm_1, self.eps) if reads is None else reads)
-        qk = qkv[..., : (H + K) * d].view(B, n, H + K, d)
-        if block.q_norm is not None and block.k_norm is not None:
-            q = F.rms_norm(qk[:, :, :H], (d,), block.q_norm, self.eps)
-            k = F.rms_norm(qk[:, :, H:], (d,), block.k_norm, self.eps)
-            qk = torch.cat((q, k), 2)
-        qk = view.rotate(qk, view.cos, view.sin).transpose(1, 2)
+        found: Tensor = block(x, partial(self._attend, index, view), reads, view.swiglu)
+        return found
+
+    def _attend(self, index: int, view: View, qk: Tensor, v: Tensor) -> Tensor:
+        """See `layer.Attention`: attention of layer `index` over the cache."""
+        B, n, H, K = *qk.shape[:2], self.q_heads, self.kv_heads
+        qk, v = view.rotate(qk, view.cos, view.sin).transpose(1, 2), v.transpose(1, 2)
         # The cache takes keys and values [B, K, n, d] and gives those of all slots up to `end`.
-        v = qkv[..., (H + K) * d :].view(B, n, K, d).transpose(1, 2)
         keys, values = self.cache.write(index, qk[:, H:], v, view.step.slots, view.step.end)
         mask = view.masks[self.pattern_of[index]]
         if view.grouped:
@@ -222,10 +177,7 @@ class LlamaModel(CachedModel):
             attended = F.scaled_dot_product_attention(
                 qk[:, :H], keys, values, attn_mask=mask, is_causal=mask is None and n > 1, enable_gqa=H != K
             )
-        # Heads joined again, [B, n, H · d], projected and added to x; then the MLP likewise.
-        x = block.out.add_to(x, attended.transpose(1, 2).reshape(B, n, H * d))
-        gate_up = block.gate_up(F.rms_norm(x, (D,), block.norm_2, self.eps))
-        return block.down.add_to(x, view.swiglu(gate_up))
+        return attended.transpose(1, 2).reshape(B, n, H * self.head_width)  # heads joined again
 
     def _pass(
         self, tokens: Tensor, parents: Parents | None, features: Tensor | None, last: Positions | None

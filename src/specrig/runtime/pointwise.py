@@ -22,9 +22,15 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary position embedding of `[B, n, heads, d]` (2104.09864, section 3.4).
 
     cos, sin: `[n, 1, d]` or `[B, n, 1, d]`. `rotate_half` negates the half that it moves to the front; here that sign
-    is in `sin`, so a roll is enough.
+    is in `sin` (`signed`), so a roll is enough.
     """
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
+
+
+def signed(sin: Tensor) -> Tensor:
+    """A table of sines `[..., d]` as `rotate` reads it."""
+    first, second = sin.chunk(2, -1)
+    return torch.cat((-first, second), -1)
 
 
 def swiglu(gate_up: Tensor) -> Tensor:

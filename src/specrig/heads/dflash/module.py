@@ -16,20 +16,21 @@ draft, where not all, stands under `specrig` as in EAGLE's, or in `d2t` beside a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 from transformers import PreTrainedConfig, Qwen3Config
 
 from specrig.heads.checkpoint import check_vocabulary
 from specrig.heads.dflash import choose_target_layers
 from specrig.heads.draft_head import DraftHead
-from specrig.heads.layer import layer_like, layer_of, mask_token
+from specrig.heads.layer import layer_like, mask_token
 from specrig.heads.shapes import dflash_config, read_target_layers
 from specrig.runtime.device import on_device
+from specrig.runtime.layer import DecoderLayer, Product
 from specrig.runtime.linear import Linear
 from specrig.runtime.model import CachedModel
 from specrig.runtime.pointwise import rotate
@@ -37,6 +38,36 @@ from specrig.runtime.types import Parents
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+class DFlashLayers(nn.Module):
+    """What the head computes, when it drafts and while it learns; embedding and LM head are the target's."""
+
+    def __init__(
+        self, fc: Product, layers: Iterable[DecoderLayer], context: Product, feature_norm: Tensor, norm: Tensor
+    ) -> None:
+        """context: keys and values of all layers of the same features, [L · 2 · K · d, D]."""
+        super().__init__()
+        self.fc: Any = fc
+        self.layers: Any = nn.ModuleList(layers)
+        self.context = context
+        self.eps: float = self.layers[0].eps
+        self.feature_norm, self.norm = feature_norm, norm
+
+    def fuse(self, states: Tensor) -> Tensor:
+        """The target's states (auxiliary hidden states), joined, `[B, n, F D]` -> features `[B, n, D]`."""
+        return F.rms_norm(self.fc(states), self.feature_norm.shape, self.feature_norm, self.eps)
+
+    def keys_values(self, features: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Of features `[B, n, D]` keys, not rotated yet, and values of each layer, `[B, n, K, d]` each."""
+        d = self.layers[0].head_width
+        parts = self.context(features).unflatten(-1, (len(self.layers), 2, -1, d)).unbind(2)
+        for layer, (keys, values) in zip(self.layers, (part.unbind(2) for part in parts), strict=True):
+            yield keys if layer.k_norm is None else F.rms_norm(keys, (d,), layer.k_norm, self.eps), values
+
+    def read_out(self, x: Tensor) -> Tensor:
+        """The residual stream behind the last layer as the LM head reads it."""
+        return F.rms_norm(x, self.norm.shape, self.norm, self.eps)
 
 
 class DFlashHead(DraftHead):
@@ -56,22 +87,22 @@ class DFlashHead(DraftHead):
 
     def take_weights(self, weights: dict[str, Tensor]) -> None:
         """Build the layers from the checkpoint's tensors."""
-        self.fc, self.feature_norm = Linear(weights["fc.weight"]), weights["hidden_norm.weight"]
-        self.norm = weights["norm.weight"]
-        self.blocks = [layer_of(weights, f"layers.{index}", whole=True) for index in range(self.layers)]
-        # Keys and values of all layers, which read the same features: [L · 2 · K · d, D].
+        layers = [DecoderLayer.of(weights, f"layers.{index}.", self.config) for index in range(self.layers)]
         parts = [f"layers.{index}.self_attn.{part}_proj" for index in range(self.layers) for part in "kv"]
         biases = [weights[f"{part}.bias"] for part in parts if f"{part}.bias" in weights]
         bias = torch.cat(biases) if biases else None
-        self.context = Linear(torch.cat([weights[f"{part}.weight"] for part in parts]), bias)
+        context = Linear(torch.cat([weights[f"{part}.weight"] for part in parts]), bias)
+        norms = weights["hidden_norm.weight"], weights["norm.weight"]
+        self.module = DFlashLayers(Linear(weights["fc.weight"]), layers, context, *norms)
+        self.blocks, self.norm = layers, self.module.norm
         if (masks := weights.get("mask_embedding")) is not None:
             self.embedding = self.embedding.index_copy(0, torch.tensor([self.mask_id]).to(masks.device), masks[None])
         self.take_output(weights)
 
     @torch.inference_mode()
     def fuse(self, aux_hidden_states: Tensor) -> Tensor:
-        """The target's states (auxiliary hidden states), joined, `[B, n, F D]` -> features `[B, n, D]`."""
-        return F.rms_norm(self.fc(aux_hidden_states), (self.hidden_size,), self.feature_norm, self.eps)
+        """See `DFlashLayers`."""
+        return self.module.fuse(aux_hidden_states)
 
     def draft(self, rows: Sequence[Sequence[int]], done: Sequence[bool], k: int) -> Tensor:
         """Keep the features of the tokens that were accepted and run a block; returns the logits `[B, k, Vd]` of k
@@ -87,20 +118,14 @@ class DFlashHead(DraftHead):
     @torch.inference_mode()
     def _take(self, rows: list[list[int]], features: Tensor) -> None:
         """Keep the first of the features `[B, n, D]` of each row, as many as `rows[b]` has tokens."""
-        B, n, _ = features.shape
-        start = max(self.lengths)
+        n, start = features.shape[1], max(self.lengths)
         self._check_room(start + n)
         at: slice | Tensor = slice(start, start + n)
         if not self.cache.aligned:
             at = on_device(self.lengths, self.device).unsqueeze(1) + torch.arange(n, device=self.device)
         cos, sin = self.cos[at].unsqueeze(-2), self.sin[at].unsqueeze(-2)
-        found = self.context(features).view(B, n, self.layers, 2, self.kv_heads, self.head_width)
-        for index, block in enumerate(self.blocks):
-            keys, values = found[:, :, index].unbind(2)  # [B, n, K, d] each
-            if block.k_norm is not None:
-                keys = F.rms_norm(keys, (self.head_width,), block.k_norm, self.eps)
-            keys = rotate(keys, cos, sin)
-            self.cache.write(index, keys.transpose(1, 2), values.transpose(1, 2), at, start + n)
+        for index, (keys, values) in enumerate(self.module.keys_values(features)):
+            self.cache.write(index, rotate(keys, cos, sin).transpose(1, 2), values.transpose(1, 2), at, start + n)
         self.keep([range(len(row)) for row in rows])
 
     @property

@@ -8,6 +8,7 @@ sequences, T tokens, A anchors, n = k + 1 tokens of a block, D hidden, F auxilia
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,24 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from specrig.heads import acceptance
 from specrig.heads.acceptance import rounds
+from specrig.heads.anchors import d_pace, kept_anchors, random_ranks, side_by_side
 from specrig.heads.dflash import DFlash
 from specrig.heads.dflash import module as checkpoint
+from specrig.heads.dflash.module import DFlashLayers
 from specrig.heads.learner import Learner, States, Texts, draft_ids
-from specrig.heads.losses import d_pace, distribution_loss, kept_anchors, probabilities, random_ranks, side_by_side
+from specrig.heads.losses import distribution_loss, probabilities
 from specrig.heads.shapes import dflash_config
 from specrig.heads.teacher import Teacher, autocast, moved, rows_at_once
-from specrig.heads.trained_layer import TrainedLayer, normal
+from specrig.heads.trained_layer import (
+    SideBySide,
+    attend,
+    layer_tensors,
+    normal,
+    queries_keys,
+    rotated,
+    tables,
+    untrained_layer,
+)
 
 _TOGETHER = 64
 """Anchors whose blocks run at once when the head is measured: they see only themselves, but cost the square."""
@@ -42,14 +54,15 @@ class DFlashLearner(Learner):
         self.config = checkpoint.head_config(model.config, settings.layers, settings.k, vocabulary)
         self.output = model.output.subset(None if vocabulary is None else vocabulary.to(model.where))
         self.rotary = LlamaRotaryEmbedding(self.config)
-        D, self.eps = model.hidden, self.config.rms_norm_eps
+        D = model.hidden
         generator = torch.Generator().manual_seed(seed)
-        self.fc = normal(D, len(self.aux_layers) * D, generator)
-        self.layers = nn.ModuleList(
-            TrainedLayer(self.config, D, generator, input_norm=True, head_norms=True) for _ in range(settings.layers)
-        )
-        self.feature_norm = nn.Parameter(torch.ones(D))
-        self.norm = nn.Parameter(model.final_norm().float().clone())
+        fc = normal(D, len(self.aux_layers) * D, generator)
+        layers = [
+            untrained_layer(self.config, D, generator, input_norm=True, head_norms=True) for _ in range(settings.layers)
+        ]
+        context = SideBySide(product for layer in layers for product in layer.qkv[1:])
+        norms = nn.Parameter(torch.ones(D)), nn.Parameter(model.final_norm().float().clone())
+        self.module = DFlashLayers(fc, layers, context, *norms)
 
     def predicted(self, tokens: Tensor, states: Tensor, anchors: Tensor, k: int) -> Tensor:
         """What the k masks of each block say, after the norm: `[B, A, k, D]`.
@@ -58,14 +71,12 @@ class DFlashLearner(Learner):
         """
         B, T = tokens.shape
         A, n = anchors.shape[1], k + 1
-        features = F.linear(states[..., : self.fc.shape[1]].to(self.fc.dtype), self.fc)
-        features = F.rms_norm(features, features.shape[-1:], self.feature_norm, self.eps)
+        features = self.module.fuse(states[..., : len(self.aux_layers) * self.model.hidden].float())
         block = F.pad(tokens.gather(1, anchors).unsqueeze(-1), (0, k), value=self.config.dflash_config["mask_token_id"])
         x = F.embedding(block.flatten(1), self.model.embedding).to(features.dtype)  # [B, A · n, D]
         there = torch.arange(T, device=tokens.device)
         own = (anchors.unsqueeze(-1) + torch.arange(n, device=tokens.device)).flatten(1)
-        behind = [table.unsqueeze(1) for table in self.rotary(x, there.unsqueeze(0))]
-        tables = [table.unsqueeze(1) for table in self.rotary(x, own)]
+        behind, at = tables(self.rotary, there), tables(self.rotary, own)
         number = torch.arange(A, device=tokens.device).repeat_interleave(n)
         # [B, A · n, T + A · n]: a block's tokens see the features before its anchor, and their own block.
         seen = torch.cat(
@@ -75,14 +86,15 @@ class DFlashLearner(Learner):
             ),
             -1,
         ).unsqueeze(1)
-        for layer in self.layers:
-            assert isinstance(layer, TrainedLayer)
-            read = layer.normed(x)
-            context, block_own = layer.keys_values(features, *behind), layer.keys_values(read, *tables)
-            keys, values = (torch.cat(pair, 2) for pair in zip(context, block_own, strict=True))
-            x = layer(x, layer.queries(read, *tables), keys, values, seen)
-        x = x.unflatten(1, (A, n))[:, :, 1:]
-        return F.rms_norm(x, x.shape[-1:], self.norm, self.eps)
+
+        def attention(context: tuple[Tensor, Tensor], qk: Tensor, v: Tensor) -> Tensor:
+            q, k = queries_keys(qk, v, at)
+            keys, values = context
+            return attend(q, torch.cat((rotated(keys, behind), k), 1), torch.cat((values, v), 1), seen)
+
+        for layer, context in zip(self.module.layers, self.module.keys_values(features), strict=True):
+            x = layer(x, partial(attention, context))
+        return self.module.read_out(x.unflatten(1, (A, n))[:, :, 1:])
 
     def loss(self, batch: Texts, states: Tensor, teacher_states: Tensor) -> Tensor:
         """The weighted mean over the masks of the distance of the distributions (`losses.distribution_loss`)."""
@@ -131,14 +143,10 @@ class DFlashLearner(Learner):
 
     def tensors(self) -> dict[str, Tensor]:
         """See `Learner`."""
-        found: dict[str, Tensor] = {
-            "fc.weight": self.fc,
-            "hidden_norm.weight": self.feature_norm,
-            "norm.weight": self.norm,
-        }
-        for index, layer in enumerate(self.layers):
-            assert isinstance(layer, TrainedLayer)
-            found |= layer.tensors(f"layers.{index}")
+        module = self.module
+        found = {"fc.weight": module.fc.weight, "hidden_norm.weight": module.feature_norm, "norm.weight": module.norm}
+        for index, layer in enumerate(module.layers):
+            found |= layer_tensors(layer, f"layers.{index}")
         return found
 
     def reading(self, config: Any) -> dict[str, tuple[Any, Any]]:

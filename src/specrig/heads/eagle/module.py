@@ -22,23 +22,54 @@ back: that is what the target's features are.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 from transformers import LlamaConfig
 
 from specrig.heads.draft_head import DraftHead
-from specrig.heads.layer import layer_like, layer_of
+from specrig.heads.layer import layer_like
 from specrig.runtime.device import Positions, at_each, padded
+from specrig.runtime.layer import DecoderLayer, Product
 from specrig.runtime.linear import Linear
 from specrig.runtime.model import Step
 from specrig.runtime.types import Parents
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+class EagleLayers(nn.Module):
+    """What the head computes, when it drafts and while it learns; embedding and LM head are the target's."""
+
+    def __init__(self, fc: Product, layers: Iterable[DecoderLayer], eps: float) -> None:
+        super().__init__()
+        self.fc: Any = fc
+        self.eps = eps
+        self.layers: Any = nn.ModuleList(layers)
+        self.embedding_norm: Tensor | None = None
+        """Of the embedding that `fc` reads; None: it reads the embedding as it is."""
+        self.input_norm: Tensor | None = None
+        """Of the stream that the first layer's attention reads; None: it reads the stream as it is."""
+        self.norm: Tensor | None = None
+        """Of what the LM head reads; None: it reads the predicted feature as it is."""
+
+    def entry(self, embedded: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Of embeddings and features `[B, n, D]` the first layer's residual stream, and what its attention reads."""
+        embedded = self.normed(embedded, self.embedding_norm)
+        x = self.fc(torch.cat((embedded, features.to(embedded.dtype)), -1))
+        return x, self.normed(x, self.input_norm)
+
+    def read_out(self, predicted: Tensor) -> Tensor:
+        """Predicted features `[..., D]` as the LM head reads them."""
+        return self.normed(predicted, self.norm)
+
+    def normed(self, x: Tensor, norm: Tensor | None) -> Tensor:
+        """`[..., D]` behind a norm; as it is where there is none."""
+        return x if norm is None else F.rms_norm(x, x.shape[-1:], norm, self.eps)
 
 
 class EagleHead(DraftHead):
@@ -48,23 +79,29 @@ class EagleHead(DraftHead):
 
     kind: ClassVar[str] = "eagle"
     title: ClassVar[str] = "EAGLE head"
+    module: EagleLayers
     _above: Tensor | None = None
-    embedding_norm: Tensor | None = None
-    """Of the embedding that `fc` reads; None: it reads the embedding as it is."""
-    input_norm: Tensor | None = None
-    """Of the stream that the first layer's attention reads; None: it reads the stream as it is."""
     norms_output: bool = False
     """Whether the state behind the final norm is fed back, instead of the one before it."""
 
     def take_weights(self, weights: dict[str, Tensor]) -> None:
         """Build the layers from the checkpoint's tensors."""
-        self.fc = Linear(weights["fc.weight"], weights.get("fc.bias"))
-        self.blocks = [layer_of(weights, "layers.0")]
-        self.blocks += [layer_of(weights, f"layers.{index}", whole=True) for index in range(1, self.layers)]
-        self.embedding_norm = weights.get("embedding_norm.weight")
-        self.input_norm = weights.get("layers.0.input_layernorm.weight")
-        self.norm = weights.get("norm.weight")
-        self.norms_output = self.norm is not None
+        layers = self.layers_of(weights, "layers.0")
+        self.module = EagleLayers(Linear(weights["fc.weight"], weights.get("fc.bias")), layers, self.eps)
+        self.module.embedding_norm = weights.get("embedding_norm.weight")
+        self.module.input_norm = weights.get("layers.0.input_layernorm.weight")
+        self.module.norm = weights.get("norm.weight")
+        self.norms_output = self.module.norm is not None
+        self.take_module(weights)
+
+    def layers_of(self, weights: dict[str, Tensor], first: str) -> list[DecoderLayer]:
+        """The layers of a checkpoint, whose first has this name."""
+        further = (DecoderLayer.of(weights, f"layers.{index}.", self.config) for index in range(1, self.layers))
+        return [DecoderLayer.of(weights, f"{first}.", self.config, whole=False), *further]
+
+    def take_module(self, weights: dict[str, Tensor]) -> None:
+        """Let passes, compiled ones too, read the module's weights."""
+        self.fc, self.blocks, self.norm = self.module.fc, list(self.module.layers), self.module.norm
         self.take_output(weights)
 
     def begin(self, rows: Sequence[Sequence[int]], features: Tensor) -> None:
@@ -80,9 +117,7 @@ class EagleHead(DraftHead):
         n, D]`.
         """
         logits, predicted = self.forward(tokens, last=last, features=features)
-        if self.norms_output:
-            predicted = F.rms_norm(predicted, (self.hidden_size,), self.norm, self.eps)
-        return logits, predicted
+        return logits, self.module.read_out(predicted) if self.norms_output else predicted
 
     def advance(self, rows: Sequence[Sequence[int]], done: Sequence[bool] = ()) -> tuple[Tensor, Tensor]:
         """Run the entries of the tokens that were accepted; returns next-token logits `[B, Vd]` and the last token's
@@ -149,12 +184,7 @@ class EagleHead(DraftHead):
     def entry(self, tokens: Tensor, features: Tensor | None) -> tuple[Tensor, Tensor]:
         """See `LlamaModel.entry`."""
         assert features is not None
-        D, embedded = (self.hidden_size,), F.embedding(tokens, self.embedding)
-        if self.embedding_norm is not None:
-            embedded = F.rms_norm(embedded, D, self.embedding_norm, self.eps)
-        # [B, n, 2D] -> [B, n, D]. Mostly there is no input norm: attention reads the residual stream itself.
-        x = self.fc(torch.cat((embedded, features), -1))
-        return x, x if self.input_norm is None else F.rms_norm(x, D, self.input_norm, self.eps)
+        return self.module.entry(F.embedding(tokens, self.embedding), features)
 
     @torch.inference_mode()
     def _hidden(self, tokens: Tensor, step: Step, features: Tensor | None) -> Tensor:
@@ -166,9 +196,7 @@ class EagleHead(DraftHead):
 
     @torch.inference_mode()
     def _logits(self, hidden: Tensor) -> Tensor:
-        if self.norm is not None:
-            hidden = F.rms_norm(hidden, (self.hidden_size,), self.norm, self.eps)
-        return self.head(hidden)
+        return self.head(self.module.read_out(hidden))
 
 
 def head_config(target: Any, drafted: Tensor | None = None) -> Any:

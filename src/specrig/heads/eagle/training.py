@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - its usual name
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
@@ -23,47 +23,56 @@ from specrig.heads import acceptance
 from specrig.heads.acceptance import ahead
 from specrig.heads.eagle import Eagle, LayerHead
 from specrig.heads.eagle import module as checkpoint
+from specrig.heads.eagle.module import EagleLayers
 from specrig.heads.learner import Learner, States, Texts
 from specrig.heads.losses import distribution_loss
 from specrig.heads.regression import Regression
 from specrig.heads.teacher import Teacher, autocast, moved, rows_at_once
-from specrig.heads.trained_layer import TrainedLayer, normal
+from specrig.heads.trained_layer import attend, layer_tensors, normal, queries_keys, tables, untrained_layer
+
+
+class Divided(nn.Module):
+    """`fc` while it learns: it divides each dimension that it reads by its size (`LayerLearner.prepare`), since auxiliary
+    states have some of a hundred times the others'. A checkpoint's `fc` holds the division.
+    """
+
+    def __init__(self, product: nn.Linear) -> None:
+        super().__init__()
+        self.weight = product.weight
+        self.scale: Tensor
+        self.register_buffer("scale", torch.ones(product.in_features), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[..., R]` -> `[..., D]`."""
+        return F.linear((x / self.scale).to(self.weight.dtype), self.weight)
+
+    def stored(self) -> Tensor:
+        """The weight for inputs that are not divided."""
+        return self.weight / self.scale
 
 
 class LayerLearner(Learner):
-    """A head of one decoder layer with the target's sizes."""
+    """A head of decoder layers with the target's sizes."""
+
+    module: EagleLayers
 
     def __init__(
         self, settings: LayerHead, model: Teacher, teacher: Teacher, vocabulary: Tensor | None, seed: int
     ) -> None:
         super().__init__(settings, model, teacher, vocabulary, seed)
-        config = checkpoint.head_config(model.config)
-        D, self.eps = config.hidden_size, config.rms_norm_eps
         self.output = model.output.subset(None if vocabulary is None else vocabulary.to(model.where))
-        self.rotary = LlamaRotaryEmbedding(config)
-        generator = torch.Generator().manual_seed(seed)
-        self.fc = normal(D, self.enters(D), generator)  # at first the head is this alone
-        self.scale = torch.ones(self.enters(D), device=model.where)
-        """By what `fc` divides each dimension that it reads (`prepare`): auxiliary states have some of a hundred times
-        the others' size. A checkpoint's `fc` holds the division.
-        """
-        self.layer = TrainedLayer(config, self.reads(D), generator)
+        self.layer_config = checkpoint.head_config(model.config)
+        self.rotary = LlamaRotaryEmbedding(self.layer_config)
 
-    @abstractmethod
-    def enters(self, D: int) -> int:
-        """Width of what `fc` reads."""
-
-    @abstractmethod
-    def reads(self, D: int) -> int:
-        """Width of what attention reads."""
+    @property
+    def fc(self) -> Divided:
+        """What makes features; at first the head is this alone."""
+        assert isinstance(self.module.fc, Divided)
+        return self.module.fc
 
     @abstractmethod
     def fuse(self, states: Tensor) -> Tensor:
         """The target's states `[B, T, ...]` -> true features `[B, T, D]`."""
-
-    @abstractmethod
-    def enter(self, embedded: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-        """The layer's residual stream `[B, T, D]`, and what its attention reads."""
 
     @abstractmethod
     def logits(self, predicted: Tensor) -> Tensor:
@@ -74,23 +83,16 @@ class LayerLearner(Learner):
         """By what the target's final state is divided to be what the head predicts: `[D]` or a number."""
 
     def inputs(self, tokens: Tensor, states: Tensor) -> Tensor:
-        """What `fc` reads of tokens t + 1 `[B, T]` and states t `[B, T, ...]`: `[B, T, enters(D)]`."""
-        return states[..., : self.fc.shape[1]]
-
-    def mixed(self, inputs: Tensor) -> Tensor:
-        """`inputs` `[..., enters(D)]` through `fc`: `[..., D]`."""
-        return F.linear((inputs / self.scale).to(self.fc.dtype), self.fc)
-
-    def stored_fc(self) -> Tensor:
-        """`fc` as a checkpoint holds it, for inputs that are not divided."""
-        return self.fc / self.scale
+        """What `fc` reads of tokens t + 1 `[B, T]` and states t `[B, T, ...]`: `[B, T, R]`."""
+        return states[..., : self.fc.weight.shape[1]]
 
     @torch.no_grad()
     def prepare(self, texts: Texts, states: States) -> None:
         """Divide what `fc` reads by its root mean square, and begin `fc` as the linear map that best predicts the
         target's next state from it (ridge regression).
         """
-        found = Regression(self.fc.shape[1], len(self.fc), self.fc.device)
+        fc = self.fc
+        found = Regression(fc.weight.shape[1], fc.weight.shape[0], fc.weight.device)
         for rows in torch.arange(len(texts.tokens)).split(rows_at_once(self.model.where)):
             if found.enough:
                 break
@@ -99,8 +101,8 @@ class LayerLearner(Learner):
             goals = read[:, 1:, -self.model.hidden :] / self.goal_scale()
             found.add(self.inputs(tokens[:, 1:], read[:, :-1])[trained], goals[trained])
         if solution := found.solution():
-            self.scale = solution[0]
-            self.fc.copy_(solution[1])
+            fc.scale = solution[0]
+            fc.weight.copy_(solution[1])
 
     def choice(self, predicted: Tensor) -> Tensor:
         """`[..., D]` -> the tokens that it would draft, `[...]`."""
@@ -119,23 +121,28 @@ class LayerLearner(Learner):
         to the true entries up to i - j - 1, then to one entry of each step up to its own. known: what step 0 predicts,
         where it is known already.
         """
-        T = embedded.shape[1]
-        cos, sin = (table[0] for table in self.rotary(embedded, torch.arange(T, device=embedded.device).unsqueeze(0)))
+        T, layer = embedded.shape[1], self.module.layers[0]
+        at = tables(self.rotary, torch.arange(T, device=embedded.device))
+        # Keys and values of all steps so far side by side, [B, (step + 1) · T, K, d]; `_visible` says who sees which.
         keys: list[Tensor] = []
         values: list[Tensor] = []
-        features = incoming = self.fuse(states)
-        for step in range(steps):
-            # x: the residual stream [B, T, D]; read: what attention projects.
-            x, read = self.enter(embedded, incoming)
-            # Keys and values of all steps so far side by side, [B, heads, (step + 1) · T, head size]; `_visible` says
-            # who sees which.
-            k, v = self.layer.keys_values(read, cos, sin)
+
+        def attention(qk: Tensor, v: Tensor) -> Tensor:
+            q, k = queries_keys(qk, v, at)
             keys.append(k)
             values.append(v)
+            step = len(keys) - 1
+            return attend(q, torch.cat(keys, 1), torch.cat(values, 1), _visible(T, step, q.device) if step else None)
+
+        features = incoming = self.fuse(states)
+        for step in range(steps):
+            x, reads = self.module.entry(embedded, incoming)
             if step or known is None:
-                mask = _visible(T, step, x.device) if step else None
-                x = self.layer(x, self.layer.queries(read, cos, sin), torch.cat(keys, 2), torch.cat(values, 2), mask)
+                x = layer(x, attention, reads)
             else:
+                qk, v = layer.project(x, reads)
+                keys.append(queries_keys(qk, v, at)[1])
+                values.append(v)
                 x = known
             yield x
             # The next step reads each prediction one position later. Entry 0 has none before it and keeps its true
@@ -161,7 +168,7 @@ class LayerLearner(Learner):
     def restore(self, found: dict[str, Tensor]) -> None:
         """See `Learner`; `fc` reads what is divided."""
         super().restore(found)
-        self.fc.copy_(found["fc.weight"].to(self.fc.device) * self.scale)
+        self.fc.weight.copy_(found["fc.weight"].to(self.fc.weight.device) * self.fc.scale)
 
 
 def _visible(T: int, step: int, where: torch.device) -> Tensor:
@@ -185,22 +192,15 @@ class EagleLearner(LayerLearner):
 
     settings: Eagle
 
-    def enters(self, D: int) -> int:
-        """The token's embedding and the feature."""
-        return 2 * D
-
-    def reads(self, D: int) -> int:
-        """The residual stream itself: there is no input norm."""
-        return D
+    def __init__(self, settings: Eagle, model: Teacher, teacher: Teacher, vocabulary: Tensor | None, seed: int) -> None:
+        super().__init__(settings, model, teacher, vocabulary, seed)
+        generator, D, config = torch.Generator().manual_seed(seed), model.hidden, self.layer_config
+        fc = Divided(normal(D, 2 * D, generator))
+        self.module = EagleLayers(fc, [untrained_layer(config, D, generator)], config.rms_norm_eps)
 
     def fuse(self, states: Tensor) -> Tensor:
         """The final states are the features."""
         return states
-
-    def enter(self, embedded: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-        """See `LayerLearner`."""
-        x = self.mixed(torch.cat((embedded, features.to(embedded.dtype)), -1))
-        return x, x
 
     def inputs(self, tokens: Tensor, states: Tensor) -> Tensor:
         """The token's embedding and the feature."""
@@ -238,7 +238,7 @@ class EagleLearner(LayerLearner):
 
     def tensors(self) -> dict[str, Tensor]:
         """See `Learner`."""
-        return {"fc.weight": self.stored_fc()} | self.layer.tensors("layers.0")
+        return {"fc.weight": self.fc.stored()} | layer_tensors(self.module.layers[0], "layers.0")
 
     def save(self, folder: Path) -> None:
         """See `Learner`."""

@@ -24,19 +24,18 @@ one norm of the joined streams comes before `fc` (`input_norm.weight`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 
 from specrig.heads.checkpoint import check_vocabulary
 from specrig.heads.eagle import module as eagle
-from specrig.heads.eagle.module import EagleHead
+from specrig.heads.eagle.module import EagleHead, EagleLayers
 from specrig.heads.eagle3 import choose_aux_layers
-from specrig.heads.layer import layer_of
 from specrig.heads.shapes import read_aux_layers
+from specrig.runtime.layer import DecoderLayer, Product
 from specrig.runtime.linear import Linear
 from specrig.runtime.model import CachedModel
 
@@ -44,17 +43,42 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+class Eagle3Layers(EagleLayers):
+    """What the head computes, when it drafts and while it learns; embedding and LM head aside."""
+
+    def __init__(self, fc: Product, layers: Iterable[DecoderLayer], eps: float, norms: Sequence[Tensor]) -> None:
+        """norms: of the embedding, of the feature, and of what the LM head reads."""
+        super().__init__(fc, layers, eps)
+        self.embedding_norm, self.feature_norm, self.norm = norms
+        self.normed_residual = False
+        """Whether the layer's residual stream is the normed feature (`norm_before_residual`)."""
+        self.joined_norm: Tensor | None = None
+        """Of all the target's states that `fc` reads, joined (`norm_before_fc`)."""
+        self.state_norms: Sequence[Tensor] = ()
+        """Of each of them (`fc_norm`)."""
+
+    def fuse(self, states: Tensor) -> Tensor:
+        """The target's three residual streams (auxiliary hidden states), joined, `[..., 3D]` -> features `[..., D]`."""
+        states = self.normed(states, self.joined_norm)
+        if self.state_norms:
+            parts = zip(states.chunk(len(self.state_norms), -1), self.state_norms, strict=True)
+            states = torch.cat([self.normed(part, norm) for part, norm in parts], -1)
+        found: Tensor = self.fc(states)
+        return found
+
+    def entry(self, embedded: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+        """See `EagleLayers`: the residual stream carries the features; attention reads the token too."""
+        normed = self.normed(features, self.feature_norm)
+        reads = torch.cat((self.normed(embedded.to(features.dtype), self.embedding_norm), normed), -1)
+        return normed if self.normed_residual else features, reads
+
+
 class Eagle3Head(EagleHead):
     """The head with its cache, its LM head, and the target's embedding. Rows share one set of aux layers."""
 
     kind: ClassVar[str] = "eagle3"
     title: ClassVar[str] = "EAGLE-3 head"
-    normed_residual: bool = False
-    """Whether the layer's residual stream is the normed feature (`norm_before_residual`)."""
-    joined_norm: Tensor | None = None
-    """Of all the target's states that `fc` reads, joined (`norm_before_fc`)."""
-    state_norms: Sequence[Tensor] = ()
-    """Of each of them (`fc_norm`)."""
+    module: Eagle3Layers
 
     def _check(self, tensors: dict[str, Tensor], target: CachedModel) -> None:
         super()._check(tensors, target)
@@ -64,43 +88,28 @@ class Eagle3Head(EagleHead):
 
     def take_weights(self, weights: dict[str, Tensor]) -> None:
         """Build the layers from the checkpoint's tensors."""
-        self.fc = Linear(weights["fc.weight"])
-        self.blocks = [layer_of(weights, "midlayer")]
-        self.blocks += [layer_of(weights, f"layers.{index}", whole=True) for index in range(1, self.layers)]
-        self.norms = weights["midlayer.input_layernorm.weight"], weights["midlayer.hidden_norm.weight"]
-        self.normed_residual = bool(getattr(self.config, "norm_before_residual", False))
-        if not self.normed_residual:
-            self.entry_norms = self.norms  # compiled code then makes what the layer reads
-        self.joined_norm = weights.get("input_norm.weight")
-        self.state_norms = [weights[name] for name in sorted(weights) if name.startswith("fc_norm.")]
-        self.norm = weights["norm.weight"]
+        names = "midlayer.input_layernorm", "midlayer.hidden_norm", "norm"
+        norms = [weights[f"{name}.weight"] for name in names]
+        self.module = Eagle3Layers(Linear(weights["fc.weight"]), self.layers_of(weights, "midlayer"), self.eps, norms)
+        self.module.normed_residual = bool(getattr(self.config, "norm_before_residual", False))
+        if not self.module.normed_residual:
+            self.entry_norms = norms[0], norms[1]  # compiled code then makes what the layer reads
+        self.module.joined_norm = weights.get("input_norm.weight")
+        self.module.state_norms = [weights[name] for name in sorted(weights) if name.startswith("fc_norm.")]
         self.norms_output = bool(getattr(self.config, "norm_output", False))
-        self.take_output(weights)
+        self.take_module(weights)
 
     @torch.inference_mode()
     def fuse(self, aux_hidden_states: Tensor) -> Tensor:
-        """The target's three residual streams (auxiliary hidden states), joined, `[B, n, 3D]` -> features `[B, n, D]`."""
-        states = aux_hidden_states
-        if self.joined_norm is not None:
-            states = F.rms_norm(states, states.shape[-1:], self.joined_norm, self.eps)
-        if self.state_norms:
-            parts = zip(states.chunk(len(self.state_norms), -1), self.state_norms, strict=True)
-            states = torch.cat([F.rms_norm(part, part.shape[-1:], norm, self.eps) for part, norm in parts], -1)
-        fused: Tensor = self.fc(states)
-        return fused
+        """See `Eagle3Layers`: `[B, n, 3D]` -> `[B, n, D]`."""
+        return self.module.fuse(aux_hidden_states)
 
     @torch.inference_mode()
     def entry(self, tokens: Tensor, features: Tensor | None) -> tuple[Tensor, Tensor]:
         """See `LlamaModel.entry`."""
         assert features is not None
-        D, (embedding_norm, feature_norm) = (self.hidden_size,), self.norms
-        embedded = F.rms_norm(F.embedding(tokens, self.embedding), D, embedding_norm, self.eps)
-        normed = F.rms_norm(features, D, feature_norm, self.eps)
-        reads = torch.cat((embedded, normed), -1)
-        return (
-            normed if self.normed_residual else features.clone(),
-            reads,
-        )  # the layer may overwrite its residual stream
+        x, reads = super().entry(tokens, features)
+        return x.clone() if x is features else x, reads  # the layer may overwrite its residual stream
 
 
 def head_config(target: Any, draft_vocabulary: int | None = None) -> Any:

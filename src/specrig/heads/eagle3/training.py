@@ -18,65 +18,60 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - its usual name
 
 from specrig.heads.eagle import LayerHead
-from specrig.heads.eagle.training import LayerLearner, trained_entries
+from specrig.heads.eagle.training import Divided, LayerLearner, trained_entries
 from specrig.heads.eagle3 import Eagle3
 from specrig.heads.eagle3 import module as checkpoint
+from specrig.heads.eagle3.module import Eagle3Layers
 from specrig.heads.learner import Texts
 from specrig.heads.losses import distribution_loss
 from specrig.heads.shapes import VARIANTS, read_aux_layers
 from specrig.heads.teacher import Teacher, autocast
+from specrig.heads.trained_layer import layer_tensors, normal, untrained_layer
+from specrig.runtime.layer import DecoderLayer
 
 
 class AuxStatesLearner(LayerLearner):
-    """A layer on three of the target's hidden states. Its LM head and norm begin as the target's."""
+    """Layers on three of the target's hidden states. LM head and final norm begin as the target's."""
+
+    module: Eagle3Layers
 
     def __init__(
         self, settings: LayerHead, model: Teacher, teacher: Teacher, vocabulary: Tensor | None, seed: int
     ) -> None:
         super().__init__(settings, model, teacher, vocabulary, seed)
-        D = model.hidden
-        self.embedding_norm, self.feature_norm = nn.Parameter(torch.ones(D)), nn.Parameter(torch.ones(D))
-        self.norm = nn.Parameter(model.final_norm().float().clone())
+        generator, D, config = torch.Generator().manual_seed(seed), model.hidden, self.layer_config
+        fc, layers = Divided(normal(D, 3 * D, generator)), self.untrained_layers(generator)
+        norms = [nn.Parameter(norm) for norm in (torch.ones(D), torch.ones(D), model.final_norm().float().clone())]
+        self.module = Eagle3Layers(fc, layers, config.rms_norm_eps, norms)
         self.lm_head = nn.Parameter(self.output.weight.float().clone())
 
-    def enters(self, D: int) -> int:
-        """Three of the target's hidden states."""
-        return 3 * D
-
-    def reads(self, D: int) -> int:
-        """The token's embedding and the feature."""
-        return 2 * D
+    def untrained_layers(self, generator: torch.Generator) -> list[DecoderLayer]:
+        """The head's layers."""
+        return [untrained_layer(self.layer_config, 2 * self.model.hidden, generator)]
 
     def fuse(self, states: Tensor) -> Tensor:
         """The target's low, middle and high state -> features: `[B, T, 4D]` -> `[B, T, D]`. The last D, the final
         state, are not read.
         """
-        return self.mixed(states[..., : self.fc.shape[1]])
+        return self.module.fuse(states[..., : self.fc.weight.shape[1]])
 
     def goal_scale(self) -> Tensor:
         """Its own norm, which begins as the target's, comes behind what it predicts."""
         return self.model.final_norm().float()
 
-    def enter(self, embedded: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-        """The residual stream carries the features; attention reads the token too."""
-        D = features.shape[-1:]
-        embedded = F.rms_norm(embedded.to(features.dtype), D, self.embedding_norm, self.eps)
-        return features, torch.cat((embedded, F.rms_norm(features, D, self.feature_norm, self.eps)), -1)
-
     def logits(self, predicted: Tensor) -> Tensor:
         """Through its own norm and LM head."""
-        return F.linear(F.rms_norm(predicted, predicted.shape[-1:], self.norm, self.eps), self.lm_head)
+        return F.linear(self.module.read_out(predicted), self.lm_head)
 
     def tensors(self) -> dict[str, Tensor]:
         """See `Learner`."""
-        own = {
-            "midlayer.input_layernorm.weight": self.embedding_norm,
-            "midlayer.hidden_norm.weight": self.feature_norm,
-            "norm.weight": self.norm,
-            "lm_head.weight": self.lm_head,
-        }
+        module = self.module
+        own: dict[str, Tensor] = {"lm_head.weight": self.lm_head}
+        norms = module.embedding_norm, module.feature_norm, module.norm
+        names = "midlayer.input_layernorm", "midlayer.hidden_norm", "norm"
+        own |= {f"{name}.weight": norm for name, norm in zip(names, norms, strict=True) if norm is not None}
         offsets = {} if self.vocabulary is None else {"d2t": self.vocabulary - torch.arange(len(self.vocabulary))}
-        return {"fc.weight": self.stored_fc()} | self.layer.tensors("midlayer") | own | offsets
+        return {"fc.weight": self.fc.stored()} | layer_tensors(module.layers[0], "midlayer") | own | offsets
 
     def reading(self, config: Any) -> dict[str, tuple[Any, Any]]:
         """See `Learner`."""

@@ -20,13 +20,14 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 from transformers import PreTrainedConfig
 
 from specrig.heads.draft_head import shared
 from specrig.heads.markov import biased
 from specrig.heads.medusa.depth_heads import DepthHeads
+from specrig.runtime.layer import Product
 from specrig.runtime.linear import Linear
 
 
@@ -34,6 +35,20 @@ class HydraConfig(PreTrainedConfig):
     """config.json of a head folder; transformers knows no such model."""
 
     model_type = "hydra"
+
+
+class HydraHead(nn.Module):
+    """One head, when it drafts and while it learns. both: W_i x + b_i and R_i x, which read the same, as one product."""
+
+    def __init__(self, both: Product) -> None:
+        super().__init__()
+        self.both: Any = both
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """The joined state and embeddings `[..., (i + 2) D]` -> states `[..., D]`."""
+        inner, residual = self.both(inputs).chunk(2, -1)
+        found: Tensor = residual + F.silu(inner)
+        return found
 
 
 class HydraHeads(DepthHeads):
@@ -45,16 +60,16 @@ class HydraHeads(DepthHeads):
     keys: ClassVar[tuple[str, ...]] = ("hidden_size", "vocab_size", "truncated_vocab_size", "num_heads")
 
     def take_weights(self, weights: dict[str, Tensor]) -> None:
-        """W_i x + b_i and R_i x read the same input, so they are one matrix product."""
+        """Build the heads from the checkpoint's tensors."""
         self.embedding, output = shared(self.target)
         output = output if self.vocabulary is None else output.select_outputs(self.vocabulary)
         self.output = output.rounded(self.title)
-        self.blocks = []
+        self.heads = []
         for head in range(self.count):
             bias = weights[f"heads.{head}.linear.bias"]
             both = [weights[f"heads.{head}.{part}.weight"] for part in ("linear", "res_connection")]
-            block = Linear(torch.cat(both), torch.cat((bias, torch.zeros_like(bias))))
-            self.blocks.append(block.rounded(self.title))
+            product = Linear(torch.cat(both), torch.cat((bias, torch.zeros_like(bias))))
+            self.heads.append(HydraHead(product.rounded(self.title)))
 
     def embed(self, tokens: Tensor) -> Tensor:
         """The target's embeddings `[..., D]` of `tokens` `[...]`."""
@@ -70,8 +85,7 @@ class HydraHeads(DepthHeads):
         return biased(logits[..., : self.tokens], self.markov, tokens)
 
     def _logits(self, head: int, inputs: Tensor) -> tuple[Tensor]:
-        inner, residual = self.blocks[head](inputs).chunk(2, -1)
-        return (self.output(residual + F.silu(inner)),)
+        return (self.output(self.heads[head](inputs)),)
 
 
 def initialise(folder: Path, target: Any, seed: int) -> None:

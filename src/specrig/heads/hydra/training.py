@@ -15,23 +15,16 @@ from torch.nn import functional as F  # noqa: N812 - its usual name
 
 from specrig.heads.hydra import Hydra
 from specrig.heads.hydra import module as checkpoint
+from specrig.heads.hydra.module import HydraHead
 from specrig.heads.medusa.training import DepthLearner
 from specrig.heads.teacher import Teacher
+from specrig.heads.trained_layer import SideBySide, matrix
 
 
-class Head(nn.Module):
-    """One head. Until `HydraLearner.start` its state is the target's: what it reads of the tokens weighs nothing."""
-
-    def __init__(self, D: int, inputs: int) -> None:
-        super().__init__()
-        self.linear = nn.Parameter(torch.zeros(D, inputs * D))
-        self.bias = nn.Parameter(torch.zeros(D))
-        self.res_connection = nn.Parameter(torch.cat((torch.eye(D), torch.zeros(D, (inputs - 1) * D)), 1))
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """The joined state and embeddings `[n, (i + 2) D]` -> states `[n, D]`."""
-        inputs = inputs.to(self.bias.dtype)
-        return F.linear(inputs, self.res_connection) + F.silu(F.linear(inputs, self.linear, self.bias))
+def untrained_head(D: int, inputs: int) -> HydraHead:
+    """Until `HydraLearner.start` its state is the target's: what it reads of the tokens weighs nothing."""
+    linear = matrix(torch.zeros(D, inputs * D), torch.zeros(D))
+    return HydraHead(SideBySide((linear, matrix(torch.cat((torch.eye(D), torch.zeros(D, (inputs - 1) * D)), 1)))))
 
 
 class HydraLearner(DepthLearner):
@@ -41,7 +34,7 @@ class HydraLearner(DepthLearner):
 
     def __init__(self, settings: Hydra, model: Teacher, teacher: Teacher, vocabulary: Tensor | None, seed: int) -> None:
         super().__init__(settings, model, teacher, vocabulary, seed)
-        self.heads = nn.ModuleList(Head(model.hidden, index + 2) for index in range(settings.heads))
+        self.heads = nn.ModuleList(untrained_head(model.hidden, index + 2) for index in range(settings.heads))
 
     def inputs(self, head: int, states: Tensor, tokens: Tensor, at: Tensor) -> Tensor:
         """See `DepthLearner`: the state and the embeddings of the tokens behind it."""
@@ -51,21 +44,20 @@ class HydraLearner(DepthLearner):
 
     def start(self, head: int, linear: Tensor) -> None:
         """See `DepthLearner`."""
-        own = self.heads[head]
-        assert isinstance(own, Head)
-        own.res_connection.copy_(linear)
+        self.heads[head].both[1].weight.copy_(linear)
 
     def logits(self, head: int, states: Tensor, tokens: Tensor, at: Tensor) -> Tensor:
         """See `DepthLearner`."""
-        return self.output(self.heads[head](self.inputs(head, states, tokens, at)))
+        inputs = self.inputs(head, states, tokens, at)
+        return self.output(self.heads[head](inputs.to(torch.float32)))
 
     def tensors(self) -> dict[str, Tensor]:
         """See `Learner`."""
         found = self.shared_tensors()
         for index, head in enumerate(self.heads):
-            assert isinstance(head, Head)
-            found |= {f"heads.{index}.{part}.weight": getattr(head, part) for part in ("linear", "res_connection")}
-            found[f"heads.{index}.linear.bias"] = head.bias
+            linear, residual = head.both
+            found |= {f"heads.{index}.linear.{part}": tensor for part, tensor in linear.named_parameters()}
+            found[f"heads.{index}.res_connection.weight"] = residual.weight
         return found
 
     def save(self, folder: Path) -> None:

@@ -16,12 +16,13 @@ int64 says which of the target's tokens each place stands for. With `markov_rank
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 from transformers import PreTrainedConfig
 
@@ -29,6 +30,7 @@ from specrig.heads.draft_head import shared
 from specrig.heads.markov import biased
 from specrig.heads.measured import rates
 from specrig.heads.medusa.depth_heads import DepthHeads
+from specrig.runtime.layer import Product
 from specrig.runtime.linear import Linear
 from specrig.runtime.model import CachedModel, of_vocabulary
 
@@ -37,6 +39,22 @@ class MedusaConfig(PreTrainedConfig):
     """config.json of a head folder; transformers knows no such model, vLLM does."""
 
     model_type = "medusa"
+
+
+class MedusaHead(nn.Module):
+    """One head without its LM head, when it drafts and while it learns."""
+
+    def __init__(self, layers: Iterable[Product], projection: Product | None = None) -> None:
+        super().__init__()
+        self.layers = list(layers)
+        self.projection: Any = projection
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Hidden states `[..., D]` -> states that an LM head reads, `[..., D]`."""
+        for layer in self.layers:
+            hidden = hidden + F.silu(layer(hidden))
+        found: Tensor = hidden if self.projection is None else self.projection(hidden)
+        return found
 
 
 class MedusaHeads(DepthHeads):
@@ -59,35 +77,28 @@ class MedusaHeads(DepthHeads):
         return cls.config_class.from_dict(sizes | keys)
 
     def take_weights(self, weights: dict[str, Tensor]) -> None:
-        """The first residual layers of all heads read the same h, so they are one matrix product. Further ones,
-        projections and LM heads read different states, so they are not, unless one LM head serves all.
-        """
-        first, *further = (
-            [
-                (f"blocks.{head}.layers.{index}.weight", f"blocks.{head}.layers.{index}.bias")
-                for head in range(self.count)
-            ]
-            for index in range(getattr(self.config, "num_hidden_layers", None) or 1)
-        )
-        biases = [weights[bias] for _, bias in first if bias in weights]
-        blocks = Linear(torch.cat([weights[weight] for weight, _ in first]), torch.cat(biases) if biases else None)
-        self.blocks = blocks.rounded(self.title)
-        self.further = [
-            [Linear(weights[weight], weights.get(bias)).rounded(self.title) for weight, bias in layer]
-            for layer in further
-        ]
-        self.projections, own = self._each(weights, "projections"), self._each(weights, "lm_heads")
-        if self.projections:
-            _, output = shared(self.target)
-            own = [output if self.vocabulary is None else output.select_outputs(self.vocabulary)]
-        elif not own:
-            own = [Linear(weights["lm_head.weight"])]
-        self.outputs = [output.rounded(self.title) for output in own]
+        """Build the heads from the checkpoint's tensors."""
+        layers = range(getattr(self.config, "num_hidden_layers", None) or 1)
 
-    def _each(self, weights: dict[str, Tensor], part: str) -> list[Linear]:
-        """The heads' own matrices of that name; empty: they have none."""
-        names = [f"{part}.{head}.weight" for head in range(self.count)]
-        return [Linear(weights[name]).rounded(self.title) for name in names if name in weights]
+        def product(name: str) -> Linear:
+            return Linear(weights[f"{name}.weight"], weights.get(f"{name}.bias")).rounded(self.title)
+
+        def each(part: str) -> list[Linear | None]:
+            names = [f"{part}.{head}" for head in range(self.count)]
+            return [product(name) if f"{name}.weight" in weights else None for name in names]
+
+        self.heads = [
+            MedusaHead([product(f"blocks.{head}.layers.{index}") for index in layers], projection)
+            for head, projection in enumerate(each("projections"))
+        ]
+        self.outputs = [output for output in each("lm_heads") if output is not None]
+        """LM heads: one each, or one for all."""
+        if "lm_head.weight" in weights:
+            self.outputs = [product("lm_head")]
+        elif not self.outputs:
+            _, output = shared(self.target)
+            output = output if self.vocabulary is None else output.select_outputs(self.vocabulary)
+            self.outputs = [output.rounded(self.title)]
 
     @torch.inference_mode()
     def __call__(self, hidden: Tensor, count: int) -> Tensor:
@@ -110,19 +121,11 @@ class MedusaHeads(DepthHeads):
         return every.index_copy_(-1, self.vocabulary, logits)
 
     def _logits(self, count: int, hidden: Tensor) -> tuple[Tensor]:
-        B, D = hidden.shape
-        # h + SiLU(W_i h + b_i) of the first `count` heads: [B, count, D].
-        states = hidden.unsqueeze(1) + F.silu(self.blocks(hidden).view(B, self.count, D)[:, :count])
-        for layer in self.further:
-            states = states + F.silu(self._one_by_one(layer, states))
-        if self.projections:
-            states = self._one_by_one(self.projections, states)
-        return (self.outputs[0](states) if len(self.outputs) == 1 else self._one_by_one(self.outputs, states),)
-
-    @staticmethod
-    def _one_by_one(layers: list[Linear], states: Tensor) -> Tensor:
-        """Every head's state `[B, count, D]` through a matrix of its own."""
-        return torch.stack([layers[head](states[:, head]) for head in range(states.shape[1])], 1)
+        states = torch.stack([head(hidden) for head in self.heads[:count]], 1)  # [B, count, D]
+        if len(self.outputs) == 1:
+            return (self.outputs[0](states),)
+        logits = [output(state) for output, state in zip(self.outputs, states.unbind(1), strict=False)]
+        return (torch.stack(logits, 1),)
 
 
 def heads_config(*, shared: bool = False, projections: bool = False, **sizes: Any) -> Any:

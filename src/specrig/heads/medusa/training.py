@@ -20,8 +20,10 @@ from specrig.heads.losses import distillation
 from specrig.heads.markov import MarkovBias, biased
 from specrig.heads.medusa import DepthHeads, Medusa
 from specrig.heads.medusa import module as checkpoint
+from specrig.heads.medusa.module import MedusaHead
 from specrig.heads.regression import Regression
-from specrig.heads.teacher import LMHead, Teacher, autocast, moved, rows_at_once
+from specrig.heads.teacher import Teacher, autocast, moved, rows_at_once
+from specrig.heads.trained_layer import matrix
 
 RANKS = 10
 """How many of a head's choices, from the first, have their accuracy measured."""
@@ -32,7 +34,7 @@ TOGETHER = 2048
 class DepthLearner(Learner):
     """K heads in `heads`: at position t head i predicts token t + 2 + i, which the teacher predicts at t + 1 + i."""
 
-    heads: nn.ModuleList
+    heads: Any
     ranks: list[list[float]]
     """Of every head, what `measured` found last: how often the choice of each rank is the token that came,
     `[K][RANKS]`.
@@ -162,26 +164,16 @@ def shares(counts: Tensor, evaluated: Tensor) -> list[float]:
     return [round(share, 5) for share in (counts / max(1, int(evaluated.sum()))).tolist()]
 
 
-class Head(nn.Module):
-    """One head. The residual block starts at zero, the LM head as the model's and the projection as none, or as
-    `MedusaLearner.start` says.
-    """
+class Output(nn.Module):
+    """An LM head of its own, which begins as the model's."""
 
-    def __init__(self, output: LMHead, *, own_lm_head: bool, projected: bool) -> None:
+    def __init__(self, weight: Tensor) -> None:
         super().__init__()
-        D = output.weight.shape[1]
-        self.weight = nn.Parameter(torch.zeros(D, D))
-        self.bias = nn.Parameter(torch.zeros(D))
-        self.lm_head = nn.Parameter(output.weight.float().clone()) if own_lm_head else None
-        self.projection = nn.Parameter(torch.eye(D)) if projected else None
+        self.lm_head = nn.Parameter(weight.float().clone())  # the optimiser knows it by this name
 
-    def forward(self, hidden: Tensor, output: LMHead) -> Tensor:
-        """Hidden states `[..., D]` -> logits `[..., Vd]`; `output` is the model's LM head."""
-        hidden = hidden.to(self.bias.dtype)
-        state = hidden + F.silu(F.linear(hidden, self.weight, self.bias))
-        if self.projection is not None:
-            state = F.linear(state, self.projection)
-        return output(state) if self.lm_head is None else F.linear(state, self.lm_head)
+    def forward(self, state: Tensor) -> Tensor:
+        """`[..., D]` -> `[..., Vd]`."""
+        return F.linear(state, self.lm_head)
 
 
 class MedusaLearner(DepthLearner):
@@ -196,10 +188,14 @@ class MedusaLearner(DepthLearner):
     ) -> None:
         super().__init__(settings, model, teacher, vocabulary, seed)
         self.shared = not settings.owns(len(self.output.weight))
-        own, projected = not self.shared, settings.projections
+        D, weight = model.hidden, self.output.weight
+        # Residual blocks begin at zero, LM heads as the model's and projections as none, or as `start` says.
+        self.blocks = nn.ModuleList(matrix(torch.zeros(D, D), torch.zeros(D)) for _ in range(settings.heads))
         self.heads = nn.ModuleList(
-            Head(self.output, own_lm_head=own, projected=projected) for _ in range(settings.heads)
+            MedusaHead([block], matrix(torch.eye(D)) if settings.projections else None) for block in self.blocks
         )
+        own = () if self.shared else range(settings.heads)
+        self.outputs: Any = nn.ModuleList(Output(weight) for _ in own)
 
     def inputs(self, head: int, states: Tensor, tokens: Tensor, at: Tensor) -> Tensor:
         """See `DepthLearner`; Medusa reads no tokens."""
@@ -209,16 +205,15 @@ class MedusaLearner(DepthLearner):
         """See `DepthLearner`: an LM head of its own or the projection takes the map; without both, it begins as the
         model.
         """
-        lm_head, projection = self.heads[head].lm_head, self.heads[head].projection
-        if isinstance(lm_head, Tensor):
-            lm_head.copy_(self.output.weight.float() @ linear)
-        elif isinstance(projection, Tensor):
-            projection.copy_(linear)
+        if not self.shared:
+            self.outputs[head].lm_head.copy_(self.output.weight.float() @ linear)
+        elif self.settings.projections:
+            self.heads[head].projection.weight.copy_(linear)
 
     def logits(self, head: int, states: Tensor, tokens: Tensor, at: Tensor) -> Tensor:
         """See `DepthLearner`."""
-        found: Tensor = self.heads[head](self.inputs(head, states, tokens, at), self.output)
-        return found
+        state = self.heads[head](self.inputs(head, states, tokens, at).to(torch.float32))
+        return self.output(state) if self.shared else self.outputs[head](state)
 
     @torch.no_grad()
     def measured(self, heldout: Texts, states: States) -> tuple[Tensor, Tensor]:
@@ -235,13 +230,11 @@ class MedusaLearner(DepthLearner):
     def tensors(self) -> dict[str, Tensor]:
         """See `Learner`."""
         found = self.shared_tensors()
-        for index, head in enumerate(self.heads):
-            assert isinstance(head, Head)
-            found |= {f"blocks.{index}.layers.0.weight": head.weight, f"blocks.{index}.layers.0.bias": head.bias}
-            if head.lm_head is not None:
-                found[f"lm_heads.{index}.weight"] = head.lm_head
-            if head.projection is not None:
-                found[f"projections.{index}.weight"] = head.projection
+        for index, block in enumerate(self.blocks):
+            found |= {f"blocks.{index}.layers.0.{part}": tensor for part, tensor in block.named_parameters()}
+        if self.settings.projections:
+            found |= {f"projections.{at}.weight": head.projection.weight for at, head in enumerate(self.heads)}
+        found |= {f"lm_heads.{index}.weight": output.lm_head for index, output in enumerate(self.outputs)}
         stored = self.shared and not self.settings.projections
         return found | ({"lm_head.weight": self.output.weight} if stored else {})
 

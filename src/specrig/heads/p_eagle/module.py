@@ -59,7 +59,7 @@ class PEagleHead(Eagle3Head):
         """Build the layers from the checkpoint's tensors."""
         super().take_weights(weights)
         self.mask_hidden = weights["mask_hidden"]
-        if self.joined_norm is None and not self.state_norms:
+        if self.module.joined_norm is None and not self.module.state_norms:
             self.entry_fc = self.fc
         else:
             self.entry_norms = None  # compiled code knows no norms before `fc`

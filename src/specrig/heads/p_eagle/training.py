@@ -3,9 +3,9 @@
 The true entries of a text run as in EAGLE-3. Behind each anchor a, entry a, come masks of depth 1, 2, …: the one of
 depth d is at position a + d, sees the true entries up to a and the anchor's masks up to its own, and drafts token a + d
 + 2. The bias of the token before, where there is one, is learnt from the true token a + d + 1. Deeper masks are learnt
-from fewer anchors, those of a depth among those of the depth before (conditional drop-out, `losses.kept_anchors`). So
+from fewer anchors, those of a depth among those of the depth before (conditional drop-out, `anchors.kept_anchors`). So
 one pass over a text costs some three times what it has entries.
-Shapes: B sequences, T entries (tokens less one), K depths, D hidden, N entries and masks.
+Shapes: B sequences, T entries (tokens less one), K depths, D hidden, L entries and masks.
 """
 
 from __future__ import annotations
@@ -18,17 +18,19 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - its usual name
 
 from specrig.heads import acceptance
+from specrig.heads.anchors import Copies, d_pace, kept_anchors
 from specrig.heads.base import kept_share
 from specrig.heads.eagle.training import trained_entries
 from specrig.heads.eagle3.training import AuxStatesLearner
 from specrig.heads.learner import States, Texts, draft_ids
-from specrig.heads.losses import d_pace, distribution_loss, kept_anchors, probabilities, side_by_side
+from specrig.heads.losses import distribution_loss, probabilities
 from specrig.heads.markov import MarkovBias, biased
 from specrig.heads.p_eagle import PEagle
 from specrig.heads.p_eagle import module as checkpoint
 from specrig.heads.shapes import read_mask
 from specrig.heads.teacher import Teacher, autocast, moved, rows_at_once
-from specrig.heads.trained_layer import TrainedLayer
+from specrig.heads.trained_layer import attend, layer_tensors, queries_keys, tables, untrained_layer
+from specrig.runtime.layer import DecoderLayer
 
 
 class PEagleLearner(AuxStatesLearner):
@@ -46,52 +48,49 @@ class PEagleLearner(AuxStatesLearner):
         self.markov = MarkovBias.untrained(model.vocabulary, len(self.lm_head), settings.markov_rank, seed + 2)
         generator = torch.Generator().manual_seed(seed + 1)
         self.mask_hidden = nn.Parameter(torch.randn(3 * model.hidden, generator=generator))
-        self.further_layers = nn.ModuleList(
-            TrainedLayer(self.config, model.hidden, generator, input_norm=True) for _ in range(settings.layers - 1)
-        )
+        """What stands for the target's states, divided like them."""
 
-    def predicted(self, tokens: Tensor, states: Tensor, anchors: list[Tensor]) -> list[Tensor]:
-        """What the entries `[B, T, D]` and each depth's masks `[B, n, D]` say, in one pass, before the norm.
+    def untrained_layers(self, generator: torch.Generator) -> list[DecoderLayer]:
+        """See `AuxStatesLearner`."""
+        D, further = self.model.hidden, range(self.settings.layers - 1)
+        others = [untrained_layer(self.layer_config, D, generator, input_norm=True) for _ in further]
+        return [*super().untrained_layers(generator), *others]
 
-        tokens: `[B, T]`, those after the entries; states: `[B, T, ...]`, the target's; anchors: of depth 1, 2, … the
-        entries `[B, n]` that masks hang on.
+    def predicted(self, tokens: Tensor, states: Tensor, copies: Copies) -> Tensor:
+        """What the entries of a text and the masks behind them say, in one pass, before the norm: `[B, L, D]`.
+
+        tokens: `[B, T]`, those after the entries; states: `[B, T, ...]`, the target's; copies: of all texts, or of one text
+        for all alike.
         """
-        B, T = tokens.shape
-        widths = [T, *(each.shape[1] for each in anchors)]
-        anchor = torch.cat((torch.arange(T, device=tokens.device).expand(B, T), *anchors), 1)  # [B, N]
-        depth = torch.arange(len(widths), device=tokens.device).repeat_interleave(
-            torch.tensor(widths, device=tokens.device)
-        )
-        masks = anchor.shape[1] - T
+        B, masks = len(tokens), copies.anchors.shape[1] - tokens.shape[1]
         embedded = F.embedding(F.pad(tokens, (0, masks), value=self.config.ptd_token_id), self.model.embedding)
-        features, unknown = self.fuse(states), F.linear(self.mask_hidden, self.fc)  # as wide as what is divided
-        x, read = self.enter(embedded, torch.cat((features, unknown.to(features.dtype).expand(B, masks, -1)), 1))
-        cos, sin = (table.unsqueeze(1) for table in self.rotary(embedded, anchor + depth))
-        # seen[b, i, j]: j is a true entry up to i's anchor, or a mask of the same anchor up to i's own depth.
-        own = (anchor.unsqueeze(1) == anchor.unsqueeze(2)) & (depth <= depth.unsqueeze(1))
-        seen = (own | ((anchor.unsqueeze(1) <= anchor.unsqueeze(2)) & (depth == 0))).unsqueeze(1)
-        for index, layer in enumerate([self.layer, *self.further_layers]):
-            assert isinstance(layer, TrainedLayer)
-            read = layer.normed(x) if index else read
-            x = layer(x, layer.queries(read, cos, sin), *layer.keys_values(read, cos, sin), seen)
-        return list(x.split(widths, 1))
+        features, unknown = self.fuse(states), self.module.fuse(self.mask_hidden * self.fc.scale)
+        features = torch.cat((features, unknown.to(features.dtype).expand(B, masks, -1)), 1)
+        x, reads = self.module.entry(embedded, features)
+        at, seen = tables(self.rotary, copies.positions), copies.seen()
+
+        def attention(qk: Tensor, v: Tensor) -> Tensor:
+            return attend(*queries_keys(qk, v, at), v, seen)
+
+        for index, layer in enumerate(self.module.layers):
+            x = layer(x, attention, None if index else reads)
+        return x
 
     def loss(self, batch: Texts, states: Tensor, teacher_states: Tensor) -> Tensor:
         """The weighted mean over all that is drafted of the distance of the distributions (`losses.distribution_loss`)."""
         model, settings = self.model, self.settings
         kept = kept_anchors(trained_entries(batch), settings.k, self.generator)  # [K, B, T]
-        masks = [side_by_side(some) for some in kept[1:]]
-        depth, row, entry = kept.nonzero(as_tuple=True)  # of each token that is drafted: by depth, row and anchor
+        copies = Copies.of(kept)
+        row, index = copies.kept.nonzero(as_tuple=True)  # of each token that is drafted
+        depth, entry = copies.depths[row, index], copies.anchors[row, index]
         with torch.no_grad(), autocast(model.where):
             likely = self.output(states[row, entry + depth + 1, -model.hidden :])
         with autocast(model.where):
-            first, *deeper = self.predicted(batch.tokens[:, 1:], states[:, :-1], [anchors for anchors, _ in masks])
-            found = [first[kept[0]], *(each[real] for each, (_, real) in zip(deeper, masks, strict=True))]
-            logits = self.logits(torch.cat(found))
-            if self.markov is not None:  # a mask's logits follow those of the true entries
-                known, masked = logits.split([len(found[0]), len(logits) - len(found[0])])
-                before = batch.tokens[row, entry + depth + 1][len(known) :]
-                logits = torch.cat((known, biased(masked, self.markov, before)))
+            predicted = self.predicted(batch.tokens[:, 1:], states[:, :-1], copies)
+            logits = self.logits(predicted[row, index])
+            if self.markov is not None:  # an entry knows the token before anyway
+                bias = self.markov(batch.tokens[row, entry + depth + 1])
+                logits = logits + bias * (depth > 0).unsqueeze(-1)
         # A depth that is learnt from fewer anchors weighs as if it were learnt from all.
         share = torch.tensor([kept_share(depth) for depth in range(settings.k)], device=model.where)
         if settings.position_weights == "decay":
@@ -99,43 +98,43 @@ class PEagleLearner(AuxStatesLearner):
             weights = (decay / share)[depth]
         else:
             right = torch.zeros(kept.shape, device=model.where)
-            right[kept] = probabilities(logits, draft_ids(batch.tokens[row, entry + depth + 2], self.vocabulary))
-            weights = d_pace(right, kept / share.view(-1, 1, 1))[kept]
+            labels = draft_ids(batch.tokens[row, entry + depth + 2], self.vocabulary)
+            right[depth, row, entry] = probabilities(logits, labels)
+            weights = d_pace(right, kept / share.view(-1, 1, 1))[depth, row, entry]
         loss = distribution_loss(logits, likely, settings.loss, weights)
         if settings.rollout > 1:  # its step 0 is depth 0 above
-            loss = loss + self.unrolled(batch, states, settings.rollout, settings.step_decay, known=first)
+            known = predicted[:, : kept.shape[2]]
+            loss = loss + self.unrolled(batch, states, settings.rollout, settings.step_decay, known=known)
         return loss
 
     @torch.no_grad()
     def measured(self, heldout: Texts, states: States) -> tuple[Tensor, Tensor]:
         """See `Learner`: a round that begins at entry t drafts tokens t + 2, t + 3, … from there."""
-        right: list[list[Tensor]] = [[] for _ in range(acceptance.DEPTH)]
-        T = heldout.tokens.shape[1] - 1
+        depths, T, where = acceptance.DEPTH, heldout.tokens.shape[1] - 1, self.model.where
+        right = torch.zeros(depths, len(heldout.tokens), T - 1, dtype=torch.bool)
+        copies = Copies.every(T, depths, where)
         # A pass holds DEPTH times the entries, and its masks the square of that.
-        for numbers in torch.arange(len(heldout.tokens)).split(max(1, rows_at_once(self.model.where) // 8)):
-            rows = moved(heldout.tokens[numbers], self.model.where)
-            every = torch.arange(T, device=self.model.where).expand(len(rows), T)
-            with autocast(self.model.where):
-                found = self.predicted(rows[:, 1:], states[numbers][:, :-1], [every] * (acceptance.DEPTH - 1))
-                for depth, each in enumerate(found):
-                    logits = self.logits(each[:, : T - 1 - depth])
+        for numbers in torch.arange(len(heldout.tokens)).split(max(1, rows_at_once(where) // 8)):
+            rows = moved(heldout.tokens[numbers], where)
+            with autocast(where):
+                found = self.predicted(rows[:, 1:], states[numbers][:, :-1], copies)
+                for depth in range(depths):
+                    logits = self.logits(found[:, copies.at(depth)[: T - 1 - depth]])
                     bias = self.markov if depth else None
                     good = self.named(biased(logits, bias, rows[:, 1 + depth : T])) == rows[:, 2 + depth :]
-                    right[depth].append(F.pad(good, (0, depth)).cpu())
-        evaluated = acceptance.rounds(heldout.written[:, 1:], acceptance.DEPTH)
-        return torch.stack([torch.cat(parts) for parts in right]), evaluated
+                    right[depth, numbers, : T - 1 - depth] = good.cpu()
+        return right, acceptance.rounds(heldout.written[:, 1:], depths)
 
     def tensors(self) -> dict[str, Tensor]:
         """See `Learner`."""
-        found = super().tensors() | {"mask_hidden": (self.mask_hidden * self.scale).unsqueeze(0)}
+        found = super().tensors() | {"mask_hidden": (self.mask_hidden * self.fc.scale).unsqueeze(0)}
         for part in self._optional():
             found |= part
         return found
 
     def _optional(self) -> list[dict[str, Tensor]]:
         """The tensors of each part that a checkpoint may lack: the layers behind the first, and the bias."""
-        layers = (layer for layer in self.further_layers if isinstance(layer, TrainedLayer))
-        found = [layer.tensors(f"layers.{index}") for index, layer in enumerate(layers, 1)]
+        found = [layer_tensors(self.module.layers[at], f"layers.{at}") for at in range(1, self.settings.layers)]
         return found if self.markov is None else [*found, self.markov.tensors()]
 
     def reading(self, config: Any) -> dict[str, tuple[Any, Any]]:
@@ -151,7 +150,7 @@ class PEagleLearner(AuxStatesLearner):
             if found.keys().isdisjoint(part):
                 found = found | part
         super().restore(found)
-        self.mask_hidden.copy_(found["mask_hidden"][0].to(self.scale.device) / self.scale)
+        self.mask_hidden.copy_(found["mask_hidden"][0].to(self.fc.scale.device) / self.fc.scale)
 
     def save(self, folder: Path) -> None:
         """See `Learner`."""

@@ -11,56 +11,19 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from specrig.heads.acceptance import DEPTH, rounds
+from specrig.heads.anchors import Copies, kept_anchors
 from specrig.heads.base import TrainingError
 from specrig.heads.learner import Learner, States, Texts, draft_ids
-from specrig.heads.losses import distillation, kept_anchors, side_by_side
+from specrig.heads.losses import distillation
 from specrig.heads.pard import Pard
 from specrig.heads.pard import module as checkpoint
 from specrig.heads.teacher import LMHead, Teacher, autocast, moved, outer, rows_at_once
-
-
-class Copies(NamedTuple):
-    """The positions of a pass: anchors and depths, both `[B, L]`. The first T are the text itself, at depth 0.
-
-    kept: which of them learn, `[B, L]` bool; the others are there because rows differ in number.
-    """
-
-    anchors: Tensor
-    depths: Tensor
-    kept: Tensor
-
-    @classmethod
-    def of(cls, kept: Tensor) -> Copies:
-        """From which anchors are kept at each depth, `[K, B, T]` bool."""
-        B, T = kept.shape[1:]
-        text = torch.arange(T, device=kept.device).expand(B, T)
-        anchors, depths, there = [text], [torch.zeros_like(text)], [kept[0]]
-        for depth, here in enumerate(kept[1:], 1):
-            entries, real = side_by_side(here)
-            anchors.append(entries)
-            depths.append(torch.full_like(entries, depth))
-            there.append(real)
-        return cls(torch.cat(anchors, 1), torch.cat(depths, 1), torch.cat(there, 1))
-
-    @property
-    def positions(self) -> Tensor:
-        """`[B, L]`."""
-        return self.anchors + self.depths
-
-    def bias(self) -> Tensor:
-        """What attention adds to scores: 0 where a position sees another, else the lowest number, `[B, 1, L, L]`."""
-        anchors, depths = self.anchors.unsqueeze(2), self.depths.unsqueeze(2)
-        text = (self.depths == 0).unsqueeze(1)
-        context = text & (self.anchors.unsqueeze(1) <= anchors)
-        masks = ~text & (self.anchors.unsqueeze(1) == anchors) & (self.depths.unsqueeze(1) <= depths)
-        lowest = torch.finfo(torch.bfloat16).min
-        return torch.zeros(masks.shape, device=masks.device).masked_fill_(~(context | masks), lowest).unsqueeze(1)
 
 
 class PardLearner(Learner):
@@ -101,9 +64,11 @@ class PardLearner(Learner):
         """
         read = tokens.gather(1, copies.anchors.expand(len(tokens), -1))
         read = torch.where(copies.depths == 0, read, self.mask)
+        seen = copies.seen()
+        bias = torch.zeros(seen.shape, device=seen.device).masked_fill_(~seen, torch.finfo(torch.bfloat16).min)
         with autocast(self.model.where):
             hidden: Tensor = self.draft.base_model(
-                input_ids=read, position_ids=copies.positions, attention_mask=copies.bias(), use_cache=False
+                input_ids=read, position_ids=copies.positions, attention_mask=bias, use_cache=False
             ).last_hidden_state
         return hidden
 
@@ -137,13 +102,13 @@ class PardLearner(Learner):
     def measured(self, heldout: Texts, states: States) -> tuple[Tensor, Tensor]:
         """See `Learner`: a round at position t drafts tokens t + 1, t + 2, …, in one pass."""
         depths, T, where = min(self.settings.k, DEPTH), heldout.tokens.shape[1] - 1, self.model.where
-        copies = Copies.of(kept_anchors(torch.ones(1, T, dtype=torch.bool, device=where), depths))
+        copies = Copies.every(T, depths, where)
         right, output = torch.zeros(depths, len(heldout.tokens), T, dtype=torch.bool), self.output()
         for rows in torch.arange(len(heldout.tokens)).split(rows_at_once(where)):
             tokens = moved(heldout.tokens[rows], where)
             hidden, ids = self.states(tokens[:, :-1], copies), draft_ids(tokens[:, 1:], self.vocabulary)
             for depth in range(depths):
-                index = (copies.depths[0] == depth).nonzero().flatten()
+                index = copies.at(depth)
                 with autocast(where):
                     chosen = output(hidden[:, index]).argmax(-1)
                 right[depth, rows, : len(index)] = (chosen == ids[:, copies.positions[0, index]]).cpu()
