@@ -162,6 +162,11 @@ def test_a_resolved_study_stands_alone(workplace: Path) -> None:
         ({"methods": [{"method": "ngram", "temperatues": [1]}]}, ["did you mean 'temperatures'?"]),
         ({"methods": [{"method": "ngram", "n": [2, 99]}]}, ["methods[0].n", "you gave 99"]),
         ({"methods": [{"method": "ngram", "n": 2, "min_n": 3}]}, ["min_n 3 is above n 2"]),
+        (
+            {"methods": [{"method": "ngram", "label": "a"}, {"method": "suffix", "label": "a"}]},
+            ["methods[1].label", "methods[0] is called 'a' too", "its own label"],
+        ),
+        ({"methods": [{"method": "ngram", "label": "a" * 25}]}, ["methods[0].label", "24 characters"]),
         ({"methods": [{"method": "ngram"}, {"method": "ngram"}]}, ["exists already, from methods[0]"]),
         ({"methods": [{"method": "ngram", "k": [4, 4]}]}, ["4 is listed 2 times"]),
         ({"methods": [{"method": "ngram", "tasks": "summarization"}]}, ["not one of the study's"]),
