@@ -161,7 +161,6 @@ def test_a_resolved_study_stands_alone(workplace: Path) -> None:
         ({"temperatures": []}, ["temperatures", "an empty list leaves no cells"]),
         ({"temperatures": [-1]}, ["temperatures[0]", "greater than or equal to 0"]),
         ({"prompts": 0}, ["leave every task without a prompt", "give 1 or more"]),
-        ({"prompts": 10_000}, ["held-out prompts per task", "raise training.corpus.prompts"]),
         ({"device": "gpu"}, ["device", "'auto', 'cpu' or 'cuda'"]),
         ({"results": "configs/pairs.tsv"}, ["pairs.tsv is a file, not a folder"]),
         ({"tables": {"pairs": "configs/nowhere.tsv"}}, ["nowhere.tsv", "no such table", "pair, target, tab-separated"]),
