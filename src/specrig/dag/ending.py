@@ -33,7 +33,7 @@ def failed_cells(root: Path) -> dict[str, str]:
     """Name of each cell and point of traffic that failed in the study's last run -> why, in one line."""
     if not (root / "study.json").is_file():
         return {}
-    from specrig.results.study_data import read_study
+    from specrig.report.study_data import read_study
 
     study = read_study(root)
     reasons = {

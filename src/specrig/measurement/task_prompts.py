@@ -52,7 +52,7 @@ def fetch_prompts(study: Study, task: str, root: Path) -> None:
 
 def _line(prompt: Prompt) -> dict[str, Any]:
     """A prompt as a row that `tasks.prompts` reads back: as `messages` where some stand in front of it."""
-    asked = {"prompt": prompt.turns or prompt.text}
+    asked: dict[str, Any] = {"prompt": prompt.turns or prompt.text}
     if prompt.before:
         said = [*prompt.before, *(("user", text) for text in prompt.asks())]
         asked = {"messages": [{"role": role, "content": text} for role, text in said]}

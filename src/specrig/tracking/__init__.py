@@ -218,8 +218,8 @@ class Writer:
         for name, value in run.metrics.items():
             dataset = datasets.get(name.partition("/")[2])
             about = {"dataset_name": dataset.task, "dataset_digest": dataset.digest} if dataset else {}
-            used = models if name.startswith("acceptance_") else []
-            metrics += [Metric(name, value, now, 0, model, run_id=run_id, **about) for model in used or [None]]
+            used: list[str | None] = [*models] if models and name.startswith("acceptance_") else [None]
+            metrics += [Metric(name, value, now, 0, model, run_id=run_id, **about) for model in used]
         for start in range(0, len(metrics), AT_ONCE):
             self.client.log_batch(run_id, metrics=metrics[start : start + AT_ONCE])
         self.client.log_batch(

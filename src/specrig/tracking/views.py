@@ -19,7 +19,7 @@ job that measured; methods are measured in turns, so their times overlap."""
 VIEW_TAG = "mlflow.sharedViewState."
 """The tag of a saved view, up to the view's id. Versions of MLflow without views ignore it."""
 MEASURED = ["metrics.`speedup`", "metrics.`speedup_low`", "metrics.`speedup_high`", "metrics.`acceptance_length`"]
-VIEWS = (
+VIEWS: tuple[tuple[str, str, str, str, list[str]], ...] = (
     ("methods", "Methods, fastest first", "method", MEASURED[0], ["params.`best_k`", *MEASURED]),
     (
         "cells",

@@ -49,7 +49,7 @@ def emitted_lengths(lengths: pd.DataFrame, tasks: list[str], sheet: Sheet) -> Fi
                 f"{task_name(task)}, {count} tokens: {100 * share:.1f} % of passes" for count, share in shares.items()
             ]
             mark(ax.plot(list(reach), shares, label=task_name(task), **style), task_name(task), tips)
-        name = row_label(frame.iloc[0].to_dict())
+        name = row_label({str(column): value for column, value in frame.iloc[0].items()})
         ax.set_title(in_lines(name, TITLE) if sheet.width else name, fontsize=sheet.small if sheet.width else None)
         ax.set_xlabel("tokens a pass emits")
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
