@@ -277,7 +277,7 @@ class PEagle(Eagle3):
             self.size.learn_trees(self.values, verdict)
             self.values = []
         else:  # the round was another drafter's
-            self.size.learn(0.0, 0, verdict, own=False)
+            self.size.learn(0.0, 0, verdict)
 
 
 def merged(first: Tree, below: Sequence[Tree], least: Sequence[float]) -> Tree:
