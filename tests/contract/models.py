@@ -179,6 +179,9 @@ class Lab:
         """A machine on which some drafts pay and others do not, the same in every run."""
         return [1 + 0.1 * n for n in range(MOST + 1)]
 
+    def tokens(self, vocabularies: str) -> None:
+        """The draft has the target's vocabulary."""
+
     def model(self, name: str) -> CachedModel:
         assert name == "draft"
         return self._draft

@@ -193,12 +193,17 @@ def _check_ids(model: str, revision: str | None, drafts: bool) -> None:
             )
 
 
+def tokenizer_layout(model: str, revision: str | None = None) -> dict[str, Any]:
+    """A model's tokenizer.json. Raises FileMissingError where an older tokenizer has none."""
+    return _json(model, "tokenizer.json", revision)
+
+
 def vocabulary(model: str, revision: str | None = None) -> dict[str, int]:
     """Token -> id, added tokens included, from a model's tokenizer.json or, of an older model, from another of
     `weight_files.TOKENIZERS`.
     """
     try:
-        tokenizer = _json(model, "tokenizer.json", revision)
+        tokenizer = tokenizer_layout(model, revision)
     except hub.FileMissingError as missing:
         return _older_vocabulary(model, revision, missing)
     try:

@@ -53,9 +53,9 @@ class Vocabulary:
         self._longest = max(map(len, self.ids), default=0)
 
     def _layout(self) -> dict[str, Any]:
-        """The tokenizer's file, without its tokens; of an older tokenizer as transformers reads it."""
+        """The tokenizer's file; of an older tokenizer as transformers reads it."""
         try:
-            return gate.json_object(hub.fetch(self.model, "tokenizer.json", self.revision))
+            return gate.tokenizer_layout(self.model, self.revision)
         except hub.FileMissingError:
             import json
 
