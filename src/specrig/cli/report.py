@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
 from specrig.cli.arguments import DEFAULT, StudyFile, load
 from specrig.terminal import console
 
 
-def tables(study: StudyFile = DEFAULT) -> None:
+def tables(
+    study: StudyFile = DEFAULT,
+    excel: Annotated[bool, typer.Option("--excel", help="Also write tables/excel/*.csv, for spreadsheets")] = False,
+) -> None:
     """Compile cells.csv and the method × task tables from the records."""
     from specrig.report.table_files import write_tables
 
     loaded = load(study)
-    write_tables(loaded.root, loaded.root / "tables")
+    write_tables(loaded.root, loaded.root / "tables", excel=excel)
 
 
 def quality(study: StudyFile = DEFAULT) -> None:

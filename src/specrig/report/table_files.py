@@ -12,6 +12,7 @@ from specrig.report.grid import Grid, GridEntry
 from specrig.report.items import Table
 from specrig.report.latex import latex
 from specrig.report.outline import tables
+from specrig.report.spreadsheet import FOLDER, spreadsheet
 from specrig.report.study_data import read_study
 from specrig.report.study_results import DataTable, StudyResults
 from specrig.tables import write_table
@@ -22,16 +23,19 @@ def file_names() -> list[str]:
     return [f"{name}.{ending}" for name in tables() for ending in ("csv", "md", "tex")]
 
 
-def write_tables(study_dir: Path, out: Path, audit: pd.DataFrame | None = None) -> list[Path]:
+def write_tables(study_dir: Path, out: Path, audit: pd.DataFrame | None = None, *, excel: bool = False) -> list[Path]:
     """Compute the tables of `results/<study>` from its records, write `file_names` into `out`, and return their paths.
 
     CSV files have full precision; Markdown and LaTeX files have what readers need. audit: see `summary.audit_failures`;
-    None means the study's own `audit/*.csv`, if it has any. Raises RecordError for an unreadable record.
+    None means the study's own `audit/*.csv`, if it has any. excel: write the CSV files for spreadsheets too, into a
+    folder of their own. Raises RecordError for an unreadable record.
     """
     results = StudyResults(read_study(study_dir), audit)
     for name, item in tables().items():
         table = data_table(item, results)
         write_table(out / f"{name}.csv", table.frame)
+        if excel:
+            write_atomically(out / FOLDER / f"{name}.csv", spreadsheet(table.frame))
         write_atomically(out / f"{name}.md", grid.markdown(table.formatted))
         write_atomically(out / f"{name}.tex", latex(table.printed))
     return [out / name for name in file_names()]
