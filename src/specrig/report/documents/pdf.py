@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sys
 import tempfile
 import textwrap
 from dataclasses import asdict
@@ -15,6 +16,7 @@ from typing import Any
 from specrig.report.citations import cited, reference
 from specrig.report.documents.contents import Contents, Paragraph, ReadySection, ReadyTable
 from specrig.report.figures.panels import COLUMN, PAGE
+from specrig.report.fonts import foreign, missing
 from specrig.report.grid import PAGE_SIGNS, Grid, GridEntry, fitting, unbroken
 from specrig.report.items import Figure
 from specrig.report.labels import DAGGER
@@ -39,13 +41,15 @@ def write_pdf(
         )
         data = json.dumps(as_data(contents, figures), ensure_ascii=False)
         (folder / "data.json").write_text(data, encoding="utf-8")
+        if lacking := missing(data):
+            print(f"warning: {out}: {lacking}", file=sys.stderr)
         for file in drawn.glob("*.pdf"):
             shutil.copyfile(file, folder / file.name)
         typst.compile(
             str(folder / TEMPLATE),
             output=str(folder / "report.pdf"),
             root=str(folder),
-            ignore_system_fonts=not any(ord(sign) > 0x2E80 for sign in data),  # of other scripts' letters
+            ignore_system_fonts=not foreign(data),
             pdf_tags=tags,
         )
         out.parent.mkdir(parents=True, exist_ok=True)

@@ -32,6 +32,7 @@ from specrig.report.figures.reported_figure import reported_against
 from specrig.report.figures.style import rc
 from specrig.report.figures.sweeps import along, batching, k_sweep, latency
 from specrig.report.figures.traffic_figure import traffic
+from specrig.report.fonts import for_figures
 from specrig.report.outline import figures
 from specrig.report.study_data import read_study
 from specrig.report.study_results import StudyResults
@@ -107,9 +108,11 @@ def write_figures(study_dir: Path, out: Path) -> list[Path]:
     """
     (out / PHONE.name).mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
-    for drawing in drawings(StudyResults(read_study(study_dir))):
+    study = read_study(study_dir)
+    fonts = for_figures(str(study.config))
+    for drawing in drawings(StudyResults(study)):
         for sheet, folder in ((SCREEN, out), (PHONE, out / PHONE.name)):
-            with plt.rc_context(rc(sheet.size)):
+            with plt.rc_context(rc(sheet.size) | fonts):
                 caption = figures()[drawing.name].caption
                 try:
                     figure = drawing.draw(sheet)
@@ -130,9 +133,10 @@ def draw_for_paper(results: StudyResults, out: Path) -> dict[str, list[tuple[str
     """
     out.mkdir(parents=True, exist_ok=True)
     found: dict[str, list[tuple[str, str]]] = {}
+    fonts = for_figures(str(results.study.config))
     for drawing in drawings(results):
         for sheet in PAPER_SHEETS:
-            with plt.rc_context(rc(sheet.size)):
+            with plt.rc_context(rc(sheet.size) | fonts):
                 try:
                     figure = drawing.draw(sheet)
                 except NothingError:
