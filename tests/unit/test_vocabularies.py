@@ -36,11 +36,10 @@ def saved(folder: Path, tokenizer: Tokenizer, **config: Any) -> str:
 
 
 def byte_level(folder: Path) -> str:
-    """GPT-2's kind: all bytes, ` t`, `th`, ` th`, ` the`, and a special token."""
+    """GPT-2's kind: all bytes, a few words, and a special token."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    merges = [("t", "h"), ("th", "e"), ("Ġ", "the"), ("c", "at")]
-    tokens = [*letters, "th", "the", "Ġthe", "at", "cat"]
-    merges.insert(0, ("a", "t"))
+    merges = [("a", "t"), ("t", "h"), ("th", "e"), ("Ġ", "the"), ("c", "at")]
+    tokens = [*letters, "at", "th", "the", "Ġthe", "cat"]
     tokenizer = Tokenizer(models.BPE({token: index for index, token in enumerate(tokens)}, merges))
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     tokenizer.add_special_tokens(["<end>"])
