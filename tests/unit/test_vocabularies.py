@@ -134,17 +134,17 @@ def test_greedy_output_is_plain_decodings(engine: Native, way: str) -> None:
         assert sum(entry.accepted for one in made for entry in one.rounds) > 10, method
 
 
-def test_a_service_drafts_in_the_numbers_of_the_map(engine: Native) -> None:
-    [plain] = engine.generate(cell("autoregressive"), [list(PROMPT)], max_new_tokens=12, seeds=[0])
-    here = cell("draft_model", 4).model_copy(update={"temperature": 1.0})
-    there = cell("remote_draft", 4).model_copy(update={"temperature": 1.0})
-    drafted = [engine.generate(one, [list(PROMPT)], max_new_tokens=12, seeds=[3])[0] for one in (here, there)]
-    assert drafted[0].tokens == drafted[1].tokens and drafted[0].rounds == drafted[1].rounds
-    for way in ("intersection", "strings"):
-        [made] = engine.generate(
-            cell("remote_draft", 4, vocabularies=way), [list(PROMPT)], max_new_tokens=12, seeds=[0]
-        )
-        assert made.tokens == plain.tokens and sum(entry.accepted for entry in made.rounds) > 2
+def test_a_service_drafts_as_the_drafter_here_does(engine: Native) -> None:
+    for way, temperature in (("intersection", 1.0), ("strings", 0.0)):
+        here, there = (
+            engine.generate(
+                cell(method, 4, vocabularies=way).model_copy(update={"temperature": temperature}),
+                [list(PROMPT)], max_new_tokens=20, seeds=[3],
+            )[0]
+            for method in ("draft_model", "remote_draft")
+        )  # fmt: skip
+        assert here.tokens == there.tokens and here.rounds == there.rounds, way
+        assert any(entry.accepted for entry in there.rounds), way
 
 
 def test_a_row_that_outgrows_the_drafts_cache_goes_on_without_drafts(
