@@ -166,7 +166,8 @@ def _short_drafts(sizes: Sequence[PairSize]) -> dict[str, str]:
 
 def _other_vocabularies(study: Study) -> dict[str, str]:
     """Of each pair whose draft has a vocabulary of its own, as far as the files are here, what both can say."""
-    found, folders = {}, dict[str, str]()
+    found: dict[str, str] = {}
+    folders: dict[str, str] = {}
     with TemporaryDirectory() as kept:
         for pair in dict.fromkeys(cell.pair for cell in study.grid.cells if "draft" in methods()[cell.method].needs):
             row, files = study.rows.pairs[pair], study.paths.pair_files(pair, study.root)

@@ -153,7 +153,7 @@ def write_small_files(model: str, folder: Path) -> None:
     ModelError.
     """
     settings = {key: value for key, value in config(model).items() if key not in ("chat_template", "special_tokens")}
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(settings), encoding="utf-8")
     Vocabulary(header.read(model, located(model))).tokenizer().save_pretrained(folder)
 
