@@ -36,11 +36,10 @@ def saved(folder: Path, tokenizer: Tokenizer, **config: Any) -> str:
 
 
 def byte_level(folder: Path) -> str:
-    """GPT-2's kind: all bytes, ` t`, `th`, ` th`, ` the`, and a special token."""
+    """GPT-2's kind: all bytes, a few words, and a special token."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    merges = [("t", "h"), ("th", "e"), ("Ġ", "the"), ("c", "at")]
-    tokens = [*letters, "th", "the", "Ġthe", "at", "cat"]
-    merges.insert(0, ("a", "t"))
+    merges = [("a", "t"), ("t", "h"), ("th", "e"), ("Ġ", "the"), ("c", "at")]
+    tokens = [*letters, "at", "th", "the", "Ġthe", "cat"]
     tokenizer = Tokenizer(models.BPE({token: index for index, token in enumerate(tokens)}, merges))
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     tokenizer.add_special_tokens(["<end>"])
@@ -135,17 +134,17 @@ def test_greedy_output_is_plain_decodings(engine: Native, way: str) -> None:
         assert sum(entry.accepted for one in made for entry in one.rounds) > 10, method
 
 
-def test_a_service_drafts_in_the_numbers_of_the_map(engine: Native) -> None:
-    [plain] = engine.generate(cell("autoregressive"), [list(PROMPT)], max_new_tokens=12, seeds=[0])
-    here = cell("draft_model", 4).model_copy(update={"temperature": 1.0})
-    there = cell("remote_draft", 4).model_copy(update={"temperature": 1.0})
-    drafted = [engine.generate(one, [list(PROMPT)], max_new_tokens=12, seeds=[3])[0] for one in (here, there)]
-    assert drafted[0].tokens == drafted[1].tokens and drafted[0].rounds == drafted[1].rounds
-    for way in ("intersection", "strings"):
-        [made] = engine.generate(
-            cell("remote_draft", 4, vocabularies=way), [list(PROMPT)], max_new_tokens=12, seeds=[0]
-        )
-        assert made.tokens == plain.tokens and sum(entry.accepted for entry in made.rounds) > 2
+def test_a_service_drafts_as_the_drafter_here_does(engine: Native) -> None:
+    for way, temperature in (("intersection", 1.0), ("strings", 0.0)):
+        here, there = (
+            engine.generate(
+                cell(method, 4, vocabularies=way).model_copy(update={"temperature": temperature}),
+                [list(PROMPT)], max_new_tokens=20, seeds=[3],
+            )[0]
+            for method in ("draft_model", "remote_draft")
+        )  # fmt: skip
+        assert here.tokens == there.tokens and here.rounds == there.rounds, way
+        assert any(entry.accepted for entry in there.rounds), way
 
 
 def test_a_row_that_outgrows_the_drafts_cache_goes_on_without_drafts(

@@ -57,7 +57,8 @@ class Translated(Drafter):
         super().__init__(options, resources)
         self.common = torch.tensor(tokens.common, device=resources.target.device)
         self.tokens, self.by_strings = tokens, not tokens.common
-        self.inner = method(options, _DraftsResources(resources, tokens))
+        lent: Any = _DraftsResources(resources, tokens)
+        self.inner = method(options, lent)
         self.aux_layers = self.inner.aux_layers
 
     def begin(self, context: Context, hidden: Tensor, aux_hidden_states: Tensor | None = None) -> None:
@@ -80,7 +81,8 @@ class Translated(Drafter):
         self._follow(context)
         self.context = context
         inner = self._translated(context)
-        self.base, self.drafted = [len(row) for row in self.rows], [[] for _ in self.rows]
+        self.base = [len(row) for row in self.rows]
+        self.drafted: list[list[int]] = [[] for _ in self.rows]
         if not any(inner.depths):
             return empty_draft(context)
         draft, self.proposed = self.inner.propose(inner, max(inner.depths)), True
@@ -132,7 +134,8 @@ class Translated(Drafter):
         trees: list[tuple[list[int], list[int]]] = []
         for row, drafted in enumerate(self.drafted):
             nodes: dict[tuple[int, int], int] = {}  # parent and token -> node
-            for path in _paths(None if draft.parents is None else list(draft.parents[row]), len(drafted)):
+            parents = None if draft.parents is None else [int(parent) for parent in draft.parents[row]]
+            for path in _paths(parents, len(drafted)):
                 node = -1
                 for token in self.tokens.spelled(drafted[at] for at in path)[: context.depths[row]]:
                     node = nodes.setdefault((node, token), len(nodes))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from rich.console import Console
@@ -14,9 +16,10 @@ from rich.markup import escape
 from specrig.cell import Cell
 from specrig.decoding.drafters import registry as methods
 from specrig.engines import registry as engines
-from specrig.models import gate
+from specrig.models import gate, gguf
 from specrig.models.facts import Shape
-from specrig.models.vocabularies import token_map
+from specrig.models.pair import ModelError
+from specrig.models.vocabularies import TokenMap, token_map
 from specrig.planning.estimate import (
     PROMPT_TOKENS,
     PairSize,
@@ -163,20 +166,34 @@ def _short_drafts(sizes: Sequence[PairSize]) -> dict[str, str]:
 
 def _other_vocabularies(study: Study) -> dict[str, str]:
     """Of each pair whose draft has a vocabulary of its own, as far as the files are here, what both can say."""
-    found = {}
-    for pair in dict.fromkeys(cell.pair for cell in study.grid.cells if "draft" in methods()[cell.method].needs):
-        files = study.paths.pair_files(pair, study.root)
-        folders = [str(Path(model).expanduser()) for model in (files.target, files.draft) if model]
-        if files.random_weights or not all(Path(folder, "config.json").is_file() for folder in folders):
-            continue
-        if len(folders) == 2 and gate.other_vocabulary(*folders) is not None:
-            tokens = token_map(*folders)
-            both, share = tokens.shares()
-            found[pair] = f"target and draft have {both:,} tokens in common, {100 * share:.0f} % of the target's"
-            if prompts := [text for task in study.tasks for text in _texts(study, task)]:
-                ids = [token for text in prompts for token in tokens.target.tokenizer.encode(text).ids]
-                found[pair] += f"; these are {100 * tokens.said(ids):.0f} % of the tokens of the prompts"
+    found: dict[str, str] = {}
+    folders: dict[str, str] = {}
+    with TemporaryDirectory() as kept:
+        for pair in dict.fromkeys(cell.pair for cell in study.grid.cells if "draft" in methods()[cell.method].needs):
+            row, files = study.rows.pairs[pair], study.paths.pair_files(pair, study.root)
+            models = [files.target, files.draft]
+            for column, model in (("target", files.target), ("draft", files.draft)):
+                if model is None or model in folders or files.random_weights:
+                    continue
+                if Path(model).expanduser().joinpath("config.json").is_file():
+                    folders[model] = str(Path(model).expanduser())
+                elif column in row.gguf:  # not converted yet
+                    with suppress(ModelError):  # told of the model itself
+                        gguf.write_small_files(row.gguf[column], Path(kept, str(len(folders))))
+                        folders[model] = str(Path(kept, str(len(folders))))
+            here = [folders[model] for model in models if model in folders]
+            if len(here) == 2 and gate.other_vocabulary(*here) is not None:
+                found[pair] = _in_common(token_map(*here), study)
     return found
+
+
+def _in_common(tokens: TokenMap, study: Study) -> str:
+    both, share = tokens.shares()
+    text = f"target and draft have {both:,} tokens in common, {100 * share:.0f} % of the target's"
+    if prompts := [text for task in study.tasks for text in _texts(study, task)]:
+        ids = [token for prompt in prompts for token in tokens.target.tokenizer.encode(prompt).ids]
+        text += f"; these are {100 * tokens.said(ids):.0f} % of the tokens of the prompts"
+    return text
 
 
 def _texts(study: Study, task: str) -> list[str]:

@@ -148,6 +148,16 @@ def _absolute(model: str) -> str:
     return model if model.startswith(PACKAGE) else str(located(model).resolve())
 
 
+def write_small_files(model: str, folder: Path) -> None:
+    """Write what a converted folder holds besides weights and is read without them: config.json and the tokenizer. Raises
+    ModelError.
+    """
+    settings = {key: value for key, value in config(model).items() if key not in ("chat_template", "special_tokens")}
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(settings), encoding="utf-8")
+    Vocabulary(header.read(model, located(model))).tokenizer().save_pretrained(folder)
+
+
 def convert(model: str, out: Path, dtype: str) -> None:
     """Write the folder `out` from the file, its weights in `dtype`; whole or not at all. Raises ModelError for what
     differs from the header, or from llama.cpp's tokens.
