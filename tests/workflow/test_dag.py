@@ -252,5 +252,5 @@ def test_a_failing_cell_is_named_and_the_rest_is_kept(copied: Path) -> None:
     index = json.loads((copied / RECORDS / "ngram/index.json").read_text())
     assert set(index["cells"]) == {"code-k3-t0-b1"}
     assert set(index["failed"]) == {"long-k3-t0-b1"}
-    assert result.returncode == 1 and "\nNot measured (3):" in result.stdout.replace(", the next run tries again", "")
-    assert "native/embedded/ngram/long-k3-t0-b1: prompt 'long' of task 'long'" in result.stdout
+    assert result.returncode == 1 and "\nNot measured (4):" in result.stdout.replace(", the next run tries again", "")
+    assert "native/tiny/ngram/long-k3-t0-b1: prompt 'long' of task 'long'" in result.stdout
