@@ -100,7 +100,7 @@ def test_it_is_made_and_its_curve_says_what_to_expect(pair: tuple[str, Path]) ->
     rows = lines(folder / name)
     if name in NEURAL:
         losses = [row["loss"] for row in rows if "loss" in row]
-        assert len(losses) == SHORT["steps"] and sum(losses[-2:]) < sum(losses[:2])
+        assert len(losses) == SHORT["steps"] and min(losses[-4:]) < losses[0]
         measured = [row for row in rows if "acceptance" in row]
         assert [row["step"] for row in measured] == [4, 8], "evenly spread, the last at the end"
         for row in measured:
@@ -184,7 +184,7 @@ def test_it_goes_on_from_a_checkpoint(pair: tuple[str, Path], taught: tuple[Reci
 
 
 READS = {
-    "eagle3": ("eagle_config", "eagle_aux_hidden_state_layer_ids", [2, 1, 0]),
+    "eagle3": ("eagle_config", "eagle_aux_hidden_state_layer_ids", [0, 1, 3]),
     "p_eagle": (None, "ptd_token_id", 7),
     "dflash": ("dflash_config", "mask_token_id", 7),
 }
@@ -216,8 +216,6 @@ def test_it_goes_on_from_a_published_checkpoint_that_reads_the_same(
     before, own[key] = own[key], other
     (published / "config.json").write_text(json.dumps(config))
     reason = f"its {key} is {other}, that of this training {before}; name a head"
-    if name == "eagle3":  # a target of three layers leaves no other choice
-        reason = f"{key} are {other}, not rising ones from 0 to 2, the layers of this target; name a head"
     with pytest.raises(TrainingError, match=re.escape(reason)):
         made(taught, name, tmp_path / "other", keys)
     (published / "config.json").write_text("{")
@@ -244,7 +242,7 @@ def test_another_target_or_another_build_is_refused(pair: tuple[str, Path], tmp_
     name, folder = pair
     load = heads.part(name, "module").load
     config = LlamaConfig(
-        vocab_size=310, hidden_size=48, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4,
+        vocab_size=310, hidden_size=48, intermediate_size=48, num_hidden_layers=5, num_attention_heads=4,
     )  # fmt: skip
     other = cached_model(LlamaForCausalLM(config).eval())
     with pytest.raises(DecodingError, match=str(folder / name)):
@@ -275,11 +273,11 @@ D, V, INNER = 64, 1024, 192
 """The sizes of the target of `taught`."""
 
 
-def layer(name: str, reads: int) -> dict[str, list[int]]:
-    attention = {f"{name}.self_attn.{part}_proj.weight": [D, reads] for part in "qkv"}
-    inner = {f"{name}.mlp.{part}_proj.weight": [INNER, D] for part in ("gate", "up")}
-    down = {f"{name}.self_attn.o_proj.weight": [D, D], f"{name}.mlp.down_proj.weight": [D, INNER]}
-    return attention | inner | down | {f"{name}.post_attention_layernorm.weight": [D]}
+def layer(name: str, reads: int, width: int = D, inner: int = INNER) -> dict[str, list[int]]:
+    attention = {f"{name}.self_attn.{part}_proj.weight": [width, reads] for part in "qkv"}
+    mlp = {f"{name}.mlp.{part}_proj.weight": [inner, width] for part in ("gate", "up")}
+    down = {f"{name}.self_attn.o_proj.weight": [width, width], f"{name}.mlp.down_proj.weight": [width, inner]}
+    return attention | mlp | down | {f"{name}.post_attention_layernorm.weight": [width]}
 
 
 EXPORTS: dict[str, tuple[dict[str, Any], dict[str, list[int]]]] = {
@@ -296,27 +294,27 @@ EXPORTS: dict[str, tuple[dict[str, Any], dict[str, list[int]]]] = {
     "eagle3": (
         {"model_type": "llama", "architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1, "hidden_size": D, "vocab_size": V,
          "draft_vocab_size": 250, "tie_word_embeddings": False,
-         "eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 2], "use_aux_hidden_state": True}},
+         "eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 2, 3], "use_aux_hidden_state": True}},
         {"fc.weight": [D, 3 * D], "norm.weight": [D], "lm_head.weight": [250, D], "d2t": [250]} | layer("midlayer", 2 * D)
         | {f"midlayer.{norm}.weight": [D] for norm in ("input_layernorm", "hidden_norm")},
     ),
     "pard": (
         {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": V, "tie_word_embeddings": True, "pard_token": V - 1},
-        {"model.embed_tokens.weight": [V, D], "model.norm.weight": [D], "model.layers.0.input_layernorm.weight": [D]}
-        | layer("model.layers.0", D),
+        {"model.embed_tokens.weight": [V, 32], "model.norm.weight": [32], "model.layers.0.input_layernorm.weight": [32]}
+        | layer("model.layers.0", 32, 32, 96),
     ),
 }  # fmt: skip
 EXPORTS["p_eagle"] = (
     EXPORTS["eagle3"][0] | {"ptd_token_id": V - 1},
     EXPORTS["eagle3"][1] | {"mask_hidden": [1, 3 * D]},
 )
-"""Head -> the keys of config.json and the tensors that vLLM and the others read: to the letter. The draft has the
-target's sizes, and one layer.
+"""Head -> the keys of config.json and the tensors that vLLM and the others read: to the letter. The draft is 32
+wide and has one layer.
 """
 EXPORTS["dflash"] = (
     {"model_type": "qwen3", "architectures": ["DFlashDraftModel"], "num_hidden_layers": 2, "hidden_size": D, "vocab_size": V,
-     "block_size": 8, "num_target_layers": 3, "dflash_config": {"mask_token_id": V - 1, "target_layer_ids": [0, 1]}},
-    {"fc.weight": [D, 2 * D], "hidden_norm.weight": [D], "norm.weight": [D]} | layer("layers.0", D) | layer("layers.1", D)
+     "block_size": 8, "num_target_layers": 4, "dflash_config": {"mask_token_id": V - 1, "target_layer_ids": [0, 1, 2]}},
+    {"fc.weight": [D, 3 * D], "hidden_norm.weight": [D], "norm.weight": [D]} | layer("layers.0", D) | layer("layers.1", D)
     | {f"layers.{index}.input_layernorm.weight": [D] for index in range(2)}
     | {f"layers.{index}.self_attn.{part}_norm.weight": [D // 2] for index in range(2) for part in "qk"},
 )  # fmt: skip

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from llamas import saved_llama
+from llamas import random_llama
 from specrig import heads
 from specrig.heads.learner import Texts
 from specrig.heads.teacher import Teacher
@@ -32,7 +32,13 @@ class Live:
 @pytest.fixture
 def teacher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Teacher:
     monkeypatch.setattr("specrig.heads.regression.RIDGE", 1e-4)
-    saved_llama(tmp_path, V, layers=3)
+    model = random_llama(V, layers=3)
+    for (
+        layer
+    ) in model.model.layers:  # its states are those of the embedding, which a linear prediction can be right about
+        torch.nn.init.zeros_(layer.self_attn.o_proj.weight)
+        torch.nn.init.zeros_(layer.mlp.down_proj.weight)
+    model.save_pretrained(tmp_path)
     return Teacher(LlamaForCausalLM.from_pretrained(tmp_path), (V,), torch.device("cpu"))
 
 

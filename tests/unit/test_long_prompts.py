@@ -47,7 +47,7 @@ def test_the_others_run_and_a_forced_job_measures_again(
 def test_a_misspelt_field_of_references_is_refused_when_planned(workplace: Path) -> None:
     rows = [{"id": 1, "prompt": "a", "answer": "b"}, {"id": 2, "prompt": "c"}]
     Path("mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    config = json.loads(json.dumps({"study": "x", "pairs": ["embedded"], "tasks": ["mine"], "methods": ["ngram"]}))
+    config = json.loads(json.dumps({"study": "x", "pairs": ["tiny"], "tasks": ["mine"], "methods": ["ngram"]}))
     for field, refused in (("anwser", True), ("answer", False), ("", False)):
         Path("configs/tasks.tsv").write_text(f"task\tsource\treference_field\nmine\tmine.jsonl\t{field}\n")
         if refused:

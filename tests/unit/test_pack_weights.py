@@ -24,7 +24,7 @@ from specrig.study.problems import Positions, Problems
 from specrig.tasks.trained_on import trained_on
 
 REPOSITORY = Path(__file__).parents[2]
-STUDY = REPOSITORY / "configs/smollm2.yaml"
+STUDY = REPOSITORY / "configs/test.yaml"
 pack_weights = runpy.run_path(str(REPOSITORY / "scripts/pack_weights.py"))["pack_weights"]
 
 

@@ -426,7 +426,7 @@ def test_what_is_no_path_of_the_machine_stays(text: str) -> None:
 def test_a_study_of_servers_that_run_elsewhere_verifies(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two addresses stay two, although nobody learns them."""
     servers = [
-        {"pair": "embedded", "method": method, "k": k, "url": f"http://{HOST}:{8000 + k}", "api_key_env": "KEY"}
+        {"pair": "tiny", "method": method, "k": k, "url": f"http://{HOST}:{8000 + k}", "api_key_env": "KEY"}
         for method, k in (("autoregressive", 0), ("ngram", 4))
     ]
     config = {**CONFIG, "engines": ["server"], "servers": servers, "tasks": ["code"], "replicates": 1}

@@ -109,12 +109,12 @@ def test_one_more_k_measures_only_its_cells_and_what_leaves_the_study_leaves_the
     assert jobs_run(result.stdout) > 0, "else counting them shows nothing elsewhere"
     assert after.keys() - before.keys() == {f"draft_model/{task}-k3-t0-b1.jsonl" for task in ("code", "translation")}
     assert {name: after[name] for name in before} == before
-    for stage in ("Training", "Writing", "Measuring ngram"):
+    for stage in ("Training the", "Writing, with", "Measuring ngram"):
         assert stage not in result.stdout
     assert rows_of_cells(copied) == 8
     # And back, with a task less: nothing is measured again, the cells stay on disk, the tables show the study's own.
     assert run(copied, CELLS, "--config", "tasks=code").returncode == 0
-    assert rows_of_cells(copied) == 3
+    assert rows_of_cells(copied) == 4
     assert stamps(copied) == after
 
 
@@ -252,5 +252,5 @@ def test_a_failing_cell_is_named_and_the_rest_is_kept(copied: Path) -> None:
     index = json.loads((copied / RECORDS / "ngram/index.json").read_text())
     assert set(index["cells"]) == {"code-k3-t0-b1"}
     assert set(index["failed"]) == {"long-k3-t0-b1"}
-    assert result.returncode == 1 and "\nNot measured (3):" in result.stdout.replace(", the next run tries again", "")
-    assert "native/embedded/ngram/long-k3-t0-b1: prompt 'long' of task 'long'" in result.stdout
+    assert result.returncode == 1 and "\nNot measured (4):" in result.stdout.replace(", the next run tries again", "")
+    assert "native/tiny/ngram/long-k3-t0-b1: prompt 'long' of task 'long'" in result.stdout

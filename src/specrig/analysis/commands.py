@@ -13,7 +13,7 @@ from specrig.analysis.cost_model import model_facts
 from specrig.analysis.task_names import of_benchmark, plain, preferred
 from specrig.study.claims import TIMED, Claim
 
-STUDY, GPU_STUDY, PAIRS = "configs/quick.yaml", "configs/gpu.yaml", "configs/pairs.tsv"
+STUDY, GPU_STUDY, PAIRS = "configs/quick.yaml", "configs/gpu_shapes.yaml", "configs/pairs.tsv"
 TRAINED = "trained"
 """In the column `heads` of pairs.tsv: whatever heads a study's methods need are trained for the pair."""
 DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
