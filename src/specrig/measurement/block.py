@@ -57,6 +57,11 @@ class Block:
         """Whether a cell needs another repeat of some of its prompts."""
         return cell not in self.failed and bool(self._open[cell])
 
+    def is_unfinished(self) -> bool:
+        """Whether a cell that did not fail, or the baseline for its sake, needs another repeat."""
+        standing = [cell for cell in self.cells if cell not in self.failed]
+        return bool(standing) and any(map(self.is_open, [self.baseline, *standing]))
+
     def walk(self, cells: Sequence[Cell], advance: Advance) -> None:
         """Repeat the prompts that are not done once more, prompt by prompt, with all of `cells` in turn."""
         for cell in filter(self.is_open, cells):

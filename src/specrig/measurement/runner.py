@@ -108,9 +108,9 @@ def _alternate(blocks: Sequence[Block], advance: Advance) -> None:
     """Repeat all blocks until they are done: prompt by prompt the baseline and all cells in turn, then the whole again."""
     for _ in range(blocks[0].plan.repeats.most):
         for block in blocks:
-            if any(map(block.is_open, block.running)):
+            if block.is_unfinished():
                 block.walk(block.running, advance)
-                block.finish()
+            block.finish()
 
 
 def _one_after_another(blocks: Sequence[Block], advance: Advance) -> None:
@@ -130,9 +130,9 @@ def _one_after_another(blocks: Sequence[Block], advance: Advance) -> None:
             block.walk([cell], advance)
             block.finish()
     for block in blocks:
-        while block.is_open(block.baseline):
+        while block.is_unfinished() and block.is_open(block.baseline):
             block.walk([block.baseline], advance)
-            block.finish()
+        block.finish()
 
 
 def _engine_of(cell: Cell) -> str:
