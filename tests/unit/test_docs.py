@@ -16,12 +16,13 @@ import pytest
 import yaml
 from typer.main import get_command
 
+from specrig.analysis import energy
 from specrig.analysis.cells import COLUMNS, EXTRAS
 from specrig.cli import app
 from specrig.decoding.drafters import registry
 from specrig.engines import registry as engines
 from specrig.planning.plan import plan_of
-from specrig.report.metrics import markdown
+from specrig.report.metrics import METRICS, markdown
 from specrig.study.config import Config, MethodEntry
 from specrig.study.load import load_study
 
@@ -168,6 +169,8 @@ def test_every_column_of_cells_is_defined() -> None:
 
 def test_the_table_of_metrics_is_that_of_the_registry() -> None:
     assert markdown() in TEXTS[ROOT / "docs/metrics.md"], "python -m specrig.report.metrics prints it"
+    made = {*COLUMNS, *EXTRAS, *energy.COLUMNS, "floor_share"}
+    assert {name for metric in METRICS.values() if metric.of is None for name in metric.columns} <= made
 
 
 def test_every_key_of_a_study_is_described() -> None:

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from synthetic import write_study
 
 from specrig.report.figures import plots, sweeps
-from specrig.report.figures.panels import COLUMN, PAGE, PHONE, SCREEN, Sheet
+from specrig.report.figures.panels import COLUMN, PAGE, PAPER_SHEETS, PHONE, SCREEN, Sheet
 from specrig.report.figures.style import rc
 from specrig.report.study_data import read_study
 from specrig.report.study_results import StudyResults
@@ -64,3 +64,9 @@ def test_a_map_on_paper_has_no_numbers_that_would_overlap(results: StudyResults,
 )
 def test_rows_are_about_equally_long(panels: int, most: int, side: int) -> None:
     assert SCREEN.columns(panels, most) == side
+
+
+def test_no_text_on_paper_is_smaller_than_seven_and_a_half_points() -> None:
+    for sheet in PAPER_SHEETS:
+        sizes = [size for name, size in rc(sheet.size).items() if name.endswith(("labelsize", "fontsize", "font.size"))]
+        assert min(sheet.small, *sizes) >= 7.5, sheet.name

@@ -167,10 +167,10 @@ def test_a_table_too_long_for_print_is_a_sentence_that_says_where_it_is(
 ) -> None:
     """10,000 rows would take Typst gigabytes, and nobody reads them on paper."""
     results = StudyResults(read_study(study))
-    whole = contents(results, "print", ())
+    whole = contents(results, "print", figures())
     longest = max(len(grid.rows) for grid in whole.tables())
     monkeypatch.setattr("specrig.report.documents.contents.LONGEST", longest - 1)
-    items = [item for section in contents(results, "print", ()).sections for item in section.items]
+    items = [item for section in contents(results, "print", figures()).sections for item in section.items]
     notes = [item.text for item in items if isinstance(item, Paragraph) and "too many to print" in item.text]
     assert len(notes) == sum(len(grid.rows) == longest for grid in whole.tables())
     assert f"{longest} rows, too many to print. results/made_up/" in notes[-1]

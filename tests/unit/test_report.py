@@ -253,7 +253,7 @@ def test_a_name_says_only_what_differs_between_a_methods_variants() -> None:
     names = labels.short_names(
         [("suffix_p_eagle", tree), ("suffix_p_eagle", blended), ("p_eagle", ""), ("p_eagle", chain)]
     )
-    assert [*names.values()] == ["suffix_p_eagle", "suffix_p_eagle, blend", "p_eagle", "p_eagle, passes 2"]
+    assert [*names.values()] == ["suffix_p_eagle", "suffix_p_eagle blend", "p_eagle", "p_eagle passes 2"]
 
 
 def test_a_label_of_the_study_names_a_method_in_tables_and_figures(tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ def test_audit_strikes_through(study: Path, tmp_path: Path) -> None:
     markdown, latex = ((tmp_path / f"speedup.{kind}").read_text() for kind in ("md", "tex"))
     rows = {line.split("|")[1].strip(): line for line in markdown.splitlines() if line.startswith("| ")}
     assert "~~" in rows["ngram"] and "~~" not in rows[r"draft\_model"]
-    assert r"\struck{" in latex and "ulem" in latex
+    assert r"\struck{" in latex and r"\newcommand{\struck}" in latex
     cells = pd.read_csv(tmp_path / "cells.csv")
     assert set(cells[cells["failed"]][["method", "task"]].itertuples(index=False, name=None)) == {("ngram", "code")}
 

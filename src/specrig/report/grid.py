@@ -72,7 +72,7 @@ class Grid:
         return list(found.items())
 
 
-PAGE_SIGNS = 112
+PAGE_SIGNS = 106
 """How many signs of small print (8 points) stand side by side on a page, the space between columns included."""
 LONG = 44
 """A column of texts that are longer wraps its lines."""

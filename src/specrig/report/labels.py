@@ -59,7 +59,7 @@ def named(row: Mapping[str, Any], *, lossless: bool = True) -> str:
 def short_names(variants: Iterable[tuple[str, str]]) -> dict[tuple[str, str], str]:
     """(method, variant) -> its name in a study that has these: only options in which variants of a method differ.
 
-    Of `p_eagle` with the variants "" and `nodesauto-passes2` and `nodesauto` the last is "p_eagle, nodes auto".
+    Of `p_eagle` with the variants "" and `nodesauto-passes2` and `nodesauto` the last is "p_eagle nodes auto".
     """
     by_method: dict[str, dict[str, list[str]]] = {}
     for method, variant in variants:
@@ -69,7 +69,7 @@ def short_names(variants: Iterable[tuple[str, str]]) -> dict[tuple[str, str], st
         shared = set.intersection(*map(set, parts.values()))
         for variant, options in parts.items():
             words = [_words(option) for option in options if option not in shared]
-            found[method, variant] = ", ".join([method, *words])
+            found[method, variant] = " ".join([method, *words])  # no comma: names stand in lists
     return found
 
 

@@ -76,7 +76,6 @@ METRICS = {
         Metric("repeated_4grams", "repeated 4-grams", "%", "share of 4-grams that occurred before in the same output", 0),
         Metric("baseline_repeated_4grams", "baseline's repeated 4-grams", "%", "the same of plain decoding", 0),
         Metric("distinct_2grams", "distinct 2-grams", "%", "different 2-grams / all 2-grams of the outputs", 0),
-        Metric("baseline_drift", "baseline drift", "%", "how much slower the baseline's second run was than its first, for engines that cannot alternate", 0),
         Metric("floor_share", "memory floor / measured pass", "%", "the time for the bytes that a plain pass must read, at the speed of a large copy, / its measured time; a model that stays in a processor's cache can exceed it", 0, shown="device"),
         Metric("energy_per_token_j", "J/token", "J", "joules of the device over whole generations, prefill included, per emitted token (NVML)", 3, shown="device"),
         Metric("baseline_energy_per_token_j", "baseline J/token", "J", "the same of plain decoding", 3),

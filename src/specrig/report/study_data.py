@@ -140,12 +140,6 @@ class StudyData:
         return kept, {name: why for name, why in failed.items() if _in_study(self.config, *name.split("/")[:3])}
 
     @cached_property
-    def traffic_environments(self) -> dict[tuple[str, str, str], dict[str, Any]]:
-        """(engine, pair, method) -> environment.json of the job that measured it under load."""
-        jobs = {turns[0].point.cell.method_key: file.parent for file, turns in self.under_load[0].items()}
-        return {key: _environment(folder) for key, folder in jobs.items()}
-
-    @cached_property
     def environments(self) -> dict[tuple[str, str, str], dict[str, Any]]:
         """(engine, pair, method) -> environment.json of the job."""
         return {job.key: job.environment for job in reversed(self.jobs)}
