@@ -196,7 +196,7 @@ def test_a_run_says_where_a_pair_gets_fewer_gpus_than_its_row_names(
         found = rules(pairs=["llama31_8b"], methods=["ngram"], device="cuda", gpus=gpus, study=f"own{gpus}")
         pairs = found.study.rows.pairs
         pairs["llama31_8b"] = pairs["llama31_8b"].model_copy(update={"tensor_parallel": 16})
-        found.begin()
+        found.begin(bar=True)
         assert ("split over 16 GPUs" in capsys.readouterr().err) == said
 
 

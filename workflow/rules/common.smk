@@ -11,7 +11,7 @@ from snakemake.exceptions import WorkflowError
 from specrig.cell import digest
 from specrig.dag.code import stage_digest
 from specrig.dag.command_line import AGAIN, forces_measuring, with_names_as_written
-from specrig.dag.ending import ending, exit_code
+from specrig.dag.ending import end, exit_code
 from specrig.dag.interruption import Interruption
 from specrig.dag.rules import Rules, memory, minutes
 from specrig.models.gguf import FILES as CONVERTED_FILES
@@ -120,7 +120,7 @@ wildcard_constraints:
 def begin():
     """Before the first job. Raises WorkflowError where `dag.begin` fails."""
     try:
-        dag.begin()
+        dag.begin(bar="specrig" in sys.argv)
     except OSError as error:
         raise WorkflowError(
             f"{error.filename}: {error.strerror}; choose another folder, e.g. --config results=PATH"
