@@ -203,8 +203,9 @@ def test_a_missing_config_names_those_that_exist(workplace: Path) -> None:
 
 
 def test_a_head_whose_folder_is_missing_is_named(workplace: Path) -> None:
-    (workplace / "weights").unlink()
-    with pytest.raises(StudyError, match=r"p_eagle: no folder weights/smollm2_135m/p_eagle\s+→ give a folder"):
+    pairs = Path("configs/pairs.tsv")
+    pairs.write_text(pairs.read_text().replace("weights/smollm2_135m/p_eagle", "gone/smollm2_135m/p_eagle"))
+    with pytest.raises(StudyError, match=r"p_eagle: no folder gone/smollm2_135m/p_eagle\s+→ give a folder"):
         load_study(Path("configs/quick.yaml"))
 
 

@@ -254,7 +254,7 @@ def expected_seconds(study: Study) -> dict[str, float]:
     sizes = pair_sizes(study)
     load_s = sum(load_seconds(study, sizes).values())
     whole = {
-        "measure": (3600 * hours(study, sizes)[0] - load_s, len(study.grid.jobs) * study.replicates),
+        "measure": (3600 * hours(study, sizes)[0] - load_s, len(study.grid.jobs)),
         "traffic": (load_s, len(study.grid.points)),
         "train": (training_cost(study).flop / arithmetic(study)[0], len(study.grid.trained)),
     }

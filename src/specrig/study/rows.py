@@ -20,6 +20,7 @@ from pydantic import (
     model_validator,
 )
 
+from specrig.checkout import here_or_shipped
 from specrig.heads import of_draft
 from specrig.models.chat_template import RESERVED
 from specrig.models.gguf import is_gguf
@@ -44,11 +45,16 @@ Template = Annotated[str, BeforeValidator(lambda value: value.replace(r"\n", "\n
 PathText = TypeVar("PathText", str, str | None)
 UserPath = Annotated[AnyPath, AfterValidator(Path.expanduser)]
 """A file or folder, whether it is there or not; `~` is replaced by the home that it means."""
+ShippedPath = Annotated[UserPath, AfterValidator(here_or_shipped)]
+"""The same for a file that is read: where it is not here, that of the checkout."""
 
 
 def _from_home(text: PathText) -> PathText:
-    if not text or not text.startswith("~"):
+    if not text or "://" in text:
         return text
+    if not text.startswith("~"):
+        shipped = here_or_shipped(Path(text))
+        return text if shipped == Path(text) else str(shipped)
     try:
         return str(Path(text).expanduser())
     except RuntimeError as error:
@@ -78,7 +84,7 @@ def _with_homes(heads: str) -> str:
 
 
 from_home = AfterValidator(_from_home)
-"""For a text that may be a path: nothing that reads the row has to know `~`."""
+"""For a text that may be a path: nothing that reads the row has to know `~`, or that the checkout is elsewhere."""
 
 
 class Pair(Settings):
@@ -215,7 +221,7 @@ class Task(Settings):
 
     task: Name
     """Name of the task in studies."""
-    source: Annotated[str, as_path] = Field(min_length=1)
+    source: Annotated[str, as_path, from_home] = Field(min_length=1)
     """A file of JSON lines (.jsonl), JSON, CSV, TSV, text (a prompt a line) or Parquet, also packed (.gz), or
     its https address; a hub data set (`owner/name`); or `package:<module>`, the data of an installed package."""
     config: MaybeText = None
