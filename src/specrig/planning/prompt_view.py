@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
+from dataclasses import replace
 
 from rich.console import Console
 
@@ -38,9 +38,8 @@ def show_prompt(study: Study, task: str, console: Console) -> None:
 
 def _show(study: Study, task: str, pair: str, prompts: list[Prompt], console: Console) -> None:
     row, files = study.rows.pairs[pair], study.paths.pair_files(pair, study.root)
-    if row.trained_in("target") is not None and not Path(files.target).is_dir():
-        console.print(f"{pair}: its target is not made yet", style="bold", markup=False)
-        return
+    if (target := study.paths.target_at_hand(pair, study.root)) is not None:
+        files = replace(files, target=target)
     if study.rows.tasks[task].chat:
         template = at_hand(row.target, row.target_revision)
         if template is None:
