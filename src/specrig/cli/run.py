@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,9 +17,12 @@ import typer
 
 from specrig.checkout import here_or_shipped
 from specrig.cli.arguments import DEFAULT, INTERRUPTED
+from specrig.dag.command_line import by_option
 from specrig.dag.ending import ENDING, KEEP_FAILED
 
 PROFILES = here_or_shipped(Path("profiles"))
+NOTES = Path(".snakemake")
+"""Where Snakemake keeps what it knows of finished jobs."""
 FILE_OF_PROFILE = "profile.yaml"
 RUNNING_OPTION = re.compile(r"--(config|cores|jobs|forceall|forcerun)(=.*)?|-[cj]\d*|-[FR]")
 """Options of Snakemake that leave a run a run: beside others (`-n`, `--dag`) its own output is what is wanted."""
@@ -55,6 +59,7 @@ def run(
 
     read_config(config)  # names the line of a YAML error, which Snakemake would not
     chosen = [] if profile is None else ["--workflow-profile", str(_profile(profile))]
+    chosen += _notes_elsewhere(words)
     # Many images set this variable. Every job would then compile all of torch and transformers again.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     if keep_failed:
@@ -64,7 +69,7 @@ def run(
     began = time.time()
     # The config stands last: it takes every word behind it that is no option.
     snakemake = [sys.executable, "-m", "snakemake", "--snakefile", str(snakefile)]
-    command = [*snakemake, *chosen, *words, "--configfile", str(config)]
+    command = [*snakemake, *chosen, *words, "--configfile", str(config.absolute())]
     interrupted, code = _wait(command, environment)
     if code:
         # After an interruption Snakemake's process has printed its line (`dag.interruption`).
@@ -81,6 +86,22 @@ def _end(config: Path, began: float) -> None:
     file = Path(keys.get("results", "results")).expanduser() / str(keys.get("study")) / ENDING
     if file.is_file() and file.stat().st_mtime < began:
         typer.echo(file.read_text(encoding="utf-8"), nl=False)
+
+
+def _notes_elsewhere(words: Sequence[str]) -> list[str]:
+    """Snakemake's `--directory` where it cannot keep its notes here, as in a checkout that cannot be written: the folder
+    after `--config results=`. Raises BadParameter where that is none.
+    """
+    try:
+        NOTES.mkdir(exist_ok=True)
+        tempfile.TemporaryFile(dir=NOTES).close()
+        return []
+    except OSError:
+        given = dict(word.split("=", 1) for option, word in by_option(words) if option == "--config" and "=" in word)
+        if not Path(given.get("results", "")).is_absolute():
+            fix = "add --config results=/a/folder, or run it in another folder"
+            raise typer.BadParameter(f"{Path.cwd()} cannot be written: {fix}") from None
+        return ["--directory", given["results"]]
 
 
 def _profile(name: str) -> Path:

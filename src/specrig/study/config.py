@@ -172,7 +172,7 @@ class Config(Settings):
     contexts: Annotated[list[Annotated[int, Field(ge=16)]], listed, once] = Field(default_factory=list)
     """Context lengths in tokens, prompt and output together. Each task is measured at each length as a task
     `<task>@<tokens>`; text of `context_text` precedes its requests. Empty: the tasks as they are."""
-    context_text: UserPath = Path("configs/contexts.jsonl")
+    context_text: ShippedPath = Field(Path("configs/contexts.jsonl"), validate_default=True)
     """JSONL file whose prompts are the text that precedes requests in `contexts`."""
     methods: list[MethodEntry] = Field(default_factory=list)
     """Methods with their k's and options; plain decoding is measured beside each of them without being named."""
