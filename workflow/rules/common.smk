@@ -56,7 +56,7 @@ dag = Rules(
 # The path is a prefix and not in the rules, so that moving the virtual environment makes no result stale.
 PREFIX = f"export {OWN}=1; " if dag.shared else ""
 if forces_measuring(sys.argv):
-    PREFIX += f"export {AGAIN}=1; "
+    os.environ[AGAIN] = "1"  # jobs inherit it
 if not workflow.deployment_settings.deployment_method:
     PREFIX += f"export PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH; "
 if PREFIX:
