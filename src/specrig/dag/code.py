@@ -9,7 +9,7 @@ TABLES = ("analysis", "report", "tables")
 STAGES = {
     "convert": ("models",),
     "prompts": ("measurement", "tasks"),
-    "training": ("heads", "models", "runtime", "tasks", "training"),
+    "training": ("heads", "models", "runtime", "seeds", "tasks", "training"),
     "measuring": MEASURING,
     "audit": ("audit", "tables", *MEASURING),
     "tables": TABLES,
