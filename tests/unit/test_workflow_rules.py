@@ -49,7 +49,7 @@ def test_a_job_is_stale_for_what_decides_its_cells_and_for_nothing_else(workplac
     }
     settings = {name for name, each in changed.items() if each.job_settings(job()) != plain.job_settings(job())}
     cells = {name for name, each in changed.items() if each.job_cell_names(job()) != plain.job_cell_names(job())}
-    assert settings == {"seed", "clock", "prompts"} and cells == {"a longer sweep", "an option"}
+    assert settings == {"seed", "clock", "prompts", "repeats"} and cells == {"a longer sweep", "an option"}
     longer = set(changed["a longer sweep"].job_cell_names(job())) - set(plain.job_cell_names(job()))
     assert {name.split()[0] for name in longer} == {f"draft_model/{task}-k3-t0-b1" for task in ("code", "translation")}
     rows = Path("configs/pairs.tsv")
