@@ -1,12 +1,16 @@
 # The front door: configuration, validation (in common.smk), one file of rules a stage, and what is made in the end.
+from pathlib import Path
+
 from snakemake.utils import min_version
+
+from specrig.checkout import here_or_shipped
 
 min_version("9.19")
 
 # `--configfile other.yaml` replaces the default study; `--config prompts=4` changes keys of either.
 if not workflow.overwrite_configfiles:
 
-    configfile: "configs/quick.yaml"
+    configfile: here_or_shipped(Path("configs/quick.yaml"))
 
 
 include: "workflow/rules/common.smk"
@@ -41,7 +45,7 @@ onsuccess:
     dag.forget_states()
     print(
         "",
-        ending(STUDY.root, STUDY.report),
+        end(STUDY.root, STUDY.report),
         dag.retry_tracking(),
         sep="\n",
         file=sys.stderr,

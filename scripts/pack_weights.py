@@ -15,7 +15,6 @@ import shutil
 from pathlib import Path
 from typing import Annotated
 
-import pandas as pd
 import torch
 import typer
 from safetensors.torch import load_file, save_file
@@ -35,6 +34,7 @@ from specrig.study.learning_curve import read_learning_curve, write_learning_cur
 from specrig.study.load import load_study
 from specrig.study.problems import Positions, Problems, StudyError
 from specrig.study.study import Study
+from specrig.tables import read_table
 from specrig.tasks.trained_on import trained_on, write_trained_on
 from specrig.training.stages import FILES, TEXT
 from specrig.training.target_text import requests_of
@@ -129,7 +129,7 @@ def _measured(study: Study, pair: str, model: str) -> str:
     table = study.root / "tables" / "cells.csv"
     if not table.is_file():
         return ""
-    cells = pd.read_csv(table)
+    cells = read_table(table)
     cells = cells[[model in registry()[method].needs for method in cells["method"]]]
     cells = cells[(cells["pair"] == pair) & (cells["batch_size"] == 1)]
     speeds = [measured(row, "speedup") for row in row_dicts(cells)]

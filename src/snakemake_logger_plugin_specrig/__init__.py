@@ -25,7 +25,7 @@ from snakemake_interface_logger_plugins.base import LogHandlerBase
 from snakemake_interface_logger_plugins.common import LogEvent
 
 EXPECTED = "SPECRIG_EXPECTED_S"
-"""Variable with the expected seconds of a job by its rule, as JSON; `specrig run` sets it."""
+"""Variable with the expected seconds of a job by its rule, as JSON; the workflow sets it before the first job."""
 OTHER_S = 20.0
 """Seconds expected of a job whose rule has no entry there."""
 TRUST_S = 60.0
@@ -54,7 +54,7 @@ class LogHandler(LogHandlerBase):
     has_filter, has_formatter, needs_rulegraph = True, True, False
 
     def __post_init__(self) -> None:
-        self.expected: Mapping[str, float] = json.loads(os.environ.get(EXPECTED, "{}"))
+        self.expected: Mapping[str, float] = {}
         self.jobs: Mapping[str, int] = {}
         self.running: dict[int, Job] = {}
         self.finished_s, self.started, self.status = 0.0, time.monotonic(), ""
@@ -124,6 +124,7 @@ class LogHandler(LogHandlerBase):
             self._print(f"{clock(time.monotonic() - job.since):>6}  {job.message}")
 
     def _seconds(self, rule: str) -> float:
+        self.expected = self.expected or json.loads(os.environ.get(EXPECTED, "{}"))
         return self.expected.get(rule, OTHER_S)
 
     def _forward(self, read: int) -> None:

@@ -11,7 +11,10 @@ from typing import Annotated, Any, TypeVar
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
+from specrig.checkout import here_or_shipped
+
 PathText = TypeVar("PathText", str, Path, str | None)
+Text = TypeVar("Text", str, str | None)
 
 
 def _can_be_a_path(text: PathText) -> PathText:
@@ -47,7 +50,24 @@ listed = BeforeValidator(lambda value: value if isinstance(value, list | tuple) 
 """For a list: `k: 4` and `k: [4]` mean the same, so that `--config k=4` stays short."""
 once, some = AfterValidator(_once), AfterValidator(_some)
 """For a list of which every value makes cells: none stands twice; there is one."""
+
+
+def text_from_home(text: Text) -> Text:
+    """A text that may be a path, with the home or the checkout that it means."""
+    if not text or "://" in text:
+        return text
+    if not text.startswith("~"):
+        shipped = here_or_shipped(Path(text))
+        return text if shipped == Path(text) else str(shipped)
+    try:
+        return str(Path(text).expanduser())
+    except RuntimeError as error:
+        raise ValueError(f"{text}: there is no such user here") from error
+
+
 as_path = AfterValidator(_can_be_a_path)
+from_home = AfterValidator(text_from_home)
+"""For a text that may be a path: nothing that reads the row has to know `~`, or that the checkout is elsewhere."""
 AnyPath = Annotated[Path, as_path]
 """A file or folder, whether it is there or not."""
 

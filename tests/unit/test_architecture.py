@@ -110,6 +110,7 @@ def test_a_stage_is_stale_for_the_packages_that_it_uses_and_for_no_other(package
 
 DESCRIBES = {
     "cell",
+    "checkout",
     "discovery",
     "errors",
     "files",

@@ -265,7 +265,7 @@ def test_the_layers_and_packages_of_the_architecture_are_those_that_are_linted()
     layers = next(each["layers"] for each in contracts if each["type"] == "layers")
     linted = [sorted(re.findall(r"\w+", layer)) for layer in layers]
     listing, drawn = re.findall(r"^```\n(.*?)^```", TEXTS[ARCHITECTURE], flags=re.M | re.S)
-    assert [["__main__"], *(sorted(line[:50].split()) for line in drawn.splitlines())] == linted
+    assert [["__main__"], *(sorted(line[:80].split()) for line in drawn.splitlines())] == linted
     listed = re.findall(r"^  (\w+)(?:/|\.py) ", listing, flags=re.M)
     assert sorted(listed) == sorted(name for layer in linted for name in layer if name != "__main__")
 

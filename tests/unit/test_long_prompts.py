@@ -40,6 +40,9 @@ def test_the_others_run_and_a_forced_job_measures_again(
     pair = study.paths.pair_files("tiny", study.root)
     assert [prompt.id for prompt in prepared(study, "own", pair, study.root)] == ["0", "2"]
 
+    assert cli.main(["plan", str(config), "--show", "own"]) == 0
+    assert capsys.readouterr().out.splitlines()[:2] == ["tiny, own, prompt '0' of 3: 3 tokens", "fox"]
+
     with pytest.raises(StudyError, match=r"prompt '0' of task 'own': it has 121 tokens .* none of the 2 prompts fits"):
         load_study(own_study("longer", TABLE, ["x" * 121, "y" * 122], **keys))
 

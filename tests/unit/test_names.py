@@ -26,7 +26,7 @@ def test_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 def test_a_failed_audit_is_struck_where_names_look_like_numbers(letters: Path) -> None:
     table = "pair\ttarget\tdraft\n" + "".join(f"{name}\ttarget\tdraft\n" for name in PAIRS)
-    methods = [{"method": "ngram", "k": 3}]
+    methods = [{"method": "ngram", "k": 3, "label": "4e2"}]
     keys = {"methods": methods, "max_new_tokens": 8, "audit_samples": 1000}
     config = own_study("names", table, ["thequick", "brownfox"], task=TASKS[0], **keys)
     lines = Path("configs/tasks.tsv").read_text() + "".join(f"{name}\tprompts.jsonl\n" for name in TASKS[1:])
@@ -48,7 +48,7 @@ def test_a_failed_audit_is_struck_where_names_look_like_numbers(letters: Path) -
     assert failed[["pair", "task", "method"]].to_numpy().tolist() == [["70", "007", "ngram"]]
 
     page = Path("reports/names/report.html").read_text()
-    assert all(name in page for name in (*PAIRS, *TASKS))
+    assert all(name in page for name in (*PAIRS, *TASKS, "4e2"))
     with sqlite3.connect(root / "mlflow.db") as store:
         logged = {value for (value,) in store.execute("select value from params where key in ('task', 'pair')")}
     assert logged >= {*PAIRS, *TASKS}

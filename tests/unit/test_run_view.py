@@ -12,6 +12,7 @@ import pytest
 
 from snakemake_logger_plugin_specrig import EXPECTED, clock
 from specrig.cli import run
+from specrig.planning.estimate import expected_seconds
 from specrig.study.load import load_study
 
 SNAKEFILE = """
@@ -62,7 +63,7 @@ def test_a_run_shows_a_line_a_job_the_bar_and_why_a_job_runs_again(
 
 def test_measuring_and_training_weigh_as_planned(repository: Path) -> None:
     quick, long = (
-        run.expected_seconds(load_study(repository / f"configs/{name}.yaml")) for name in ("quick", "smollm2_train")
+        expected_seconds(load_study(repository / f"configs/{name}.yaml")) for name in ("quick", "smollm2_train")
     )
     assert quick["measure"] > 100 and long["train"] > quick["train"]
     assert [clock(seconds) for seconds in (5, 65.9, 3600)] == ["0:05", "1:05", "60:00"]

@@ -104,7 +104,7 @@ def test_a_resolved_study_stands_alone(workplace: Path) -> None:
     study = load_study(written())
     study.root.mkdir(parents=True)
     (study.root / "study.json").write_text(study.model_dump_json())
-    Path("configs/pairs.tsv").unlink()
+    Path("configs/pairs.tsv").write_text("no table\n")
     again = load_study(study.root / "study.json")
     assert again == study
     assert again.grid.cells == study.grid.cells
@@ -174,7 +174,7 @@ def test_a_resolved_study_stands_alone(workplace: Path) -> None:
         ({"tasks": ["code", "code"]}, ["'code' is listed 2 times"]),
         ({"temperatures": []}, ["temperatures", "an empty list leaves no cells"]),
         ({"temperatures": [-1]}, ["temperatures[0]", "greater than or equal to 0"]),
-        ({"prompts": 0}, ["leave every task without a prompt", "give 1 or more"]),
+        ({"prompts": 0}, ["prompts: you gave 0", "greater than or equal to 1"]),
         ({"device": "gpu"}, ["device", "'auto', 'cpu' or 'cuda'"]),
         ({"results": "configs/pairs.tsv"}, ["pairs.tsv is a file, not a folder"]),
         ({"tables": {"pairs": "configs/nowhere.tsv"}}, ["nowhere.tsv", "no such table", "pair, target, tab-separated"]),
@@ -203,8 +203,9 @@ def test_a_missing_config_names_those_that_exist(workplace: Path) -> None:
 
 
 def test_a_head_whose_folder_is_missing_is_named(workplace: Path) -> None:
-    (workplace / "weights").unlink()
-    with pytest.raises(StudyError, match=r"p_eagle: no folder weights/smollm2_135m/p_eagle\s+→ give a folder"):
+    pairs = Path("configs/pairs.tsv")
+    pairs.write_text(pairs.read_text().replace("weights/smollm2_135m/p_eagle", "gone/smollm2_135m/p_eagle"))
+    with pytest.raises(StudyError, match=r"p_eagle: no folder gone/smollm2_135m/p_eagle\s+→ give a folder"):
         load_study(Path("configs/quick.yaml"))
 
 

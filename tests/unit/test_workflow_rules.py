@@ -49,7 +49,7 @@ def test_a_job_is_stale_for_what_decides_its_cells_and_for_nothing_else(workplac
     }
     settings = {name for name, each in changed.items() if each.job_settings(job()) != plain.job_settings(job())}
     cells = {name for name, each in changed.items() if each.job_cell_names(job()) != plain.job_cell_names(job())}
-    assert settings == {"seed", "clock", "prompts"} and cells == {"a longer sweep", "an option"}
+    assert settings == {"seed", "clock", "prompts", "repeats"} and cells == {"a longer sweep", "an option"}
     longer = set(changed["a longer sweep"].job_cell_names(job())) - set(plain.job_cell_names(job()))
     assert {name.split()[0] for name in longer} == {f"draft_model/{task}-k3-t0-b1" for task in ("code", "translation")}
     rows = Path("configs/pairs.tsv")
@@ -196,7 +196,7 @@ def test_a_run_says_where_a_pair_gets_fewer_gpus_than_its_row_names(
         found = rules(pairs=["llama31_8b"], methods=["ngram"], device="cuda", gpus=gpus, study=f"own{gpus}")
         pairs = found.study.rows.pairs
         pairs["llama31_8b"] = pairs["llama31_8b"].model_copy(update={"tensor_parallel": 16})
-        found.begin()
+        found.begin(bar=True)
         assert ("split over 16 GPUs" in capsys.readouterr().err) == said
 
 

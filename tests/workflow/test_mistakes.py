@@ -62,6 +62,19 @@ def test_a_bad_study_is_refused_before_anything_runs(
     check(refused(capsys), expected)
 
 
+def test_a_study_is_planned_from_a_folder_that_holds_nothing_and_takes_no_notes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    Path(".snakemake").touch()  # no folder of this name can be made, as where nothing can be written
+    assert cli.main(["run", "configs/test.yaml", "-n"]) == 2
+    assert "cannot be written: add --config results=/a/folder" in capfd.readouterr().err
+    results = tmp_path / "results"
+    assert cli.main(["run", "configs/test.yaml", "-n", "--config", f"results={results}"]) == 0
+    assert f"{results}/test/measured" in capfd.readouterr().out and (results / ".snakemake").is_dir()
+
+
 def test_a_misspelt_config_file(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     check(refused(capsys, "configs/tset.yaml"), "did you mean 'configs/test.yaml'?")
 

@@ -11,7 +11,7 @@ from snakemake.exceptions import WorkflowError
 from specrig.cell import digest
 from specrig.dag.code import stage_digest
 from specrig.dag.command_line import AGAIN, forces_measuring, with_names_as_written
-from specrig.dag.ending import ending, exit_code
+from specrig.dag.ending import end, exit_code
 from specrig.dag.interruption import Interruption
 from specrig.dag.rules import Rules, memory, minutes
 from specrig.models.gguf import FILES as CONVERTED_FILES
@@ -56,7 +56,7 @@ dag = Rules(
 # The path is a prefix and not in the rules, so that moving the virtual environment makes no result stale.
 PREFIX = f"export {OWN}=1; " if dag.shared else ""
 if forces_measuring(sys.argv):
-    PREFIX += f"export {AGAIN}=1; "
+    os.environ[AGAIN] = "1"  # jobs inherit it
 if not workflow.deployment_settings.deployment_method:
     PREFIX += f"export PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH; "
 if PREFIX:
@@ -120,7 +120,7 @@ wildcard_constraints:
 def begin():
     """Before the first job. Raises WorkflowError where `dag.begin` fails."""
     try:
-        dag.begin()
+        dag.begin(bar="specrig" in sys.argv)
     except OSError as error:
         raise WorkflowError(
             f"{error.filename}: {error.strerror}; choose another folder, e.g. --config results=PATH"

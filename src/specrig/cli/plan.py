@@ -11,11 +11,19 @@ from specrig.cli.arguments import DEFAULT, ConfigFile, Json, known_methods, load
 from specrig.terminal import console
 
 
-def plan(config: ConfigFile = DEFAULT, as_json: Json = False) -> None:
+def plan(
+    config: ConfigFile = DEFAULT,
+    show: Annotated[str | None, typer.Option(metavar="TASK", help="Print the first prompt of a task instead")] = None,
+    as_json: Json = False,
+) -> None:
     """Check a study, list its cells, also those that no engine can run, with the reasons, and say where results go."""
     from specrig.planning.plan import plan_of, show_plan
+    from specrig.planning.prompt_view import show_prompt
 
     study = load(config)
+    if show is not None:
+        show_prompt(study, show, console())
+        return
     plan = plan_of(study)
     if as_json:
         print_json({**plan, "results": study.root, "report": study.report})

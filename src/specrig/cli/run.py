@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from specrig.cli.arguments import DEFAULT, INTERRUPTED, load
-from specrig.dag.ending import KEEP_FAILED
+from specrig.checkout import here_or_shipped
+from specrig.cli.arguments import DEFAULT, INTERRUPTED
+from specrig.dag.command_line import by_option
+from specrig.dag.ending import ENDING, KEEP_FAILED
 
-if TYPE_CHECKING:
-    from specrig.study.study import Study
-
-PROFILES = Path("profiles")
+PROFILES = here_or_shipped(Path("profiles"))
+NOTES = Path(".snakemake")
+"""Where Snakemake keeps what it knows of finished jobs."""
 FILE_OF_PROFILE = "profile.yaml"
 RUNNING_OPTION = re.compile(r"--(config|cores|jobs|forceall|forcerun)(=.*)?|-[cj]\d*|-[FR]")
 """Options of Snakemake that leave a run a run: beside others (`-n`, `--dag`) its own output is what is wanted."""
-EXPECTED = "SPECRIG_EXPECTED_S"
-"""The variable that the bar (`snakemake_logger_plugin_specrig`) reads."""
-LEAST_S = 20.0
-"""Seconds of a job that loads models."""
 
 
 def run(
@@ -54,39 +51,57 @@ def run(
     """
     words = list(arguments or [])
     config = Path(words.pop(0)) if words and not words[0].startswith("-") else DEFAULT
-    if not Path("Snakefile").is_file():
+    snakefile = here_or_shipped(Path("Snakefile"))
+    if not snakefile.is_file():
         raise typer.BadParameter("no Snakefile here: run it in the checkout of SpecRig")
+    config = here_or_shipped(config)
     from specrig.study.problems import read_config
 
     read_config(config)  # names the line of a YAML error, which Snakemake would not
     chosen = [] if profile is None else ["--workflow-profile", str(_profile(profile))]
+    chosen += _notes_elsewhere(words)
     # Many images set this variable. Every job would then compile all of torch and transformers again.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     if keep_failed:
         environment[KEEP_FAILED] = "1"
     if _shows_bar(words):
         chosen += ["--logger", "specrig"]
-        environment |= _expected(config)
-    elif not words and (sentence := _estimate(config)):
-        typer.echo(sentence, err=True)
     began = time.time()
     # The config stands last: it takes every word behind it that is no option.
-    command = [sys.executable, "-m", "snakemake", *chosen, *words, "--configfile", str(config)]
+    snakemake = [sys.executable, "-m", "snakemake", "--snakefile", str(snakefile)]
+    command = [*snakemake, *chosen, *words, "--configfile", str(config.absolute())]
     interrupted, code = _wait(command, environment)
     if code:
         # After an interruption Snakemake's process has printed its line (`dag.interruption`).
         raise SystemExit(INTERRUPTED) if interrupted else typer.Exit(code)
     if not words:
-        _end(load(config), began)
+        _end(config, began)
 
 
-def _end(study: Study, began: float) -> None:
-    """Say the answer where there was nothing to do: then Snakemake calls no hook that does."""
-    from specrig.dag.ending import ending
+def _end(config: Path, began: float) -> None:
+    """Say the answer again where there was nothing to do: then Snakemake calls no hook that does."""
+    from specrig.study.problems import read_config
 
-    study_file = study.root / "study.json"  # written at the start of every run with jobs
-    if not study_file.is_file() or study_file.stat().st_mtime < began:
-        typer.echo(ending(study.root, study.report))
+    keys = read_config(config)
+    file = Path(keys.get("results", "results")).expanduser() / str(keys.get("study")) / ENDING
+    if file.is_file() and file.stat().st_mtime < began:
+        typer.echo(file.read_text(encoding="utf-8"), nl=False)
+
+
+def _notes_elsewhere(words: Sequence[str]) -> list[str]:
+    """Snakemake's `--directory` where it cannot keep its notes here, as in a checkout that cannot be written: the folder
+    after `--config results=`. Raises BadParameter where that is none.
+    """
+    try:
+        NOTES.mkdir(exist_ok=True)
+        tempfile.TemporaryFile(dir=NOTES).close()
+        return []
+    except OSError:
+        given = dict(word.split("=", 1) for option, word in by_option(words) if option == "--config" and "=" in word)
+        if not Path(given.get("results", "")).is_absolute():
+            fix = "add --config results=/a/folder, or run it in another folder"
+            raise typer.BadParameter(f"{Path.cwd()} cannot be written: {fix}") from None
+        return ["--directory", given["results"]]
 
 
 def _profile(name: str) -> Path:
@@ -101,46 +116,6 @@ def _profile(name: str) -> Path:
 def _shows_bar(words: Sequence[str]) -> bool:
     """Whether a run with these arguments of Snakemake shows the bar instead of Snakemake's own output."""
     return sys.stderr.isatty() and all(RUNNING_OPTION.fullmatch(word) for word in words if word.startswith("-"))
-
-
-def _expected(config: Path) -> dict[str, str]:
-    """The variable with the seconds of a job by its rule; none for a study that Snakemake is going to refuse."""
-    from specrig.study.problems import StudyError
-
-    try:
-        return {EXPECTED: json.dumps(expected_seconds(load(config)))}
-    except StudyError:  # Snakemake says it, and knows what --config changes
-        return {}
-
-
-def expected_seconds(study: Study) -> dict[str, float]:
-    """Rule -> seconds of one of its jobs: measuring, load and training as `specrig plan` estimates them."""
-    from specrig.planning.estimate import arithmetic, hours, load_seconds, pair_sizes, training_cost
-
-    sizes = pair_sizes(study)
-    load_s = sum(load_seconds(study, sizes).values())
-    whole = {
-        "measure": (3600 * hours(study, sizes)[0] - load_s, len(study.grid.jobs)),
-        "traffic": (load_s, len(study.grid.points)),
-        "train": (training_cost(study).flop / arithmetic(study)[0], len(study.grid.trained)),
-    }
-    return {rule: max(seconds / max(jobs, 1), LEAST_S) for rule, (seconds, jobs) in whole.items()}
-
-
-def _estimate(config: Path) -> str | None:
-    """What the plan says of a run's time; None where it says nothing, or nothing is left to measure.
-
-    Snakemake's own lines count jobs, of which the few that measure take nearly all the time.
-    """
-    from specrig.planning.estimate import run_estimate
-    from specrig.planning.measured import cells_measured
-    from specrig.study.problems import StudyError
-
-    try:
-        study = load(config)
-    except StudyError:  # Snakemake says it
-        return None
-    return run_estimate(study, cells_measured(study))
 
 
 def _wait(command: Sequence[str], environment: Mapping[str, str]) -> tuple[bool, int]:

@@ -5,8 +5,21 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from specrig.files import write_atomically
+
 KEEP_FAILED = "SPECRIG_KEEP_FAILED"
 """Variable with which a run whose cells failed ends with exit code 0; `specrig run --keep-failed` sets it."""
+
+
+ENDING = "ending.txt"
+"""File in a study's folder with what its last run ended with, for a run that has nothing to do."""
+
+
+def end(root: Path, report: Path) -> str:
+    """What `ending` says, kept in the study's folder."""
+    text = ending(root, report)
+    write_atomically(root / ENDING, text + "\n")
+    return text
 
 
 def ending(root: Path, report: Path) -> str:

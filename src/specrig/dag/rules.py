@@ -5,6 +5,7 @@ A param holds what makes its job stale, mostly as a digest: Snakemake runs a job
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable
@@ -29,18 +30,24 @@ from specrig.planning.estimate import (
     PairSize,
     auditing_demand,
     conversion_demand,
+    expected_seconds,
     measuring_demand,
     pair_sizes,
+    run_estimate,
     shape_at_hand,
     traffic_demand,
     training_demand,
 )
+from specrig.planning.measured import cells_measured
 from specrig.study.learning_curve import FILE as LEARNING_CURVE
 from specrig.study.overlap import prompts_in_both
 from specrig.study.study import FOR_READERS, Study
 from specrig.study.traffic import Point
 from specrig.tasks.variants import variant_of
 from specrig.training.stages import CHECKPOINT, FILES, JOINT, STAGES, TEXT
+
+EXPECTED = "SPECRIG_EXPECTED_S"
+"""The variable that the bar (`snakemake_logger_plugin_specrig`) reads."""
 
 
 class Wildcards(Protocol):
@@ -63,8 +70,9 @@ class Rules:
 
     # Before and after the jobs
 
-    def begin(self) -> None:
-        """Write the study that every job reads. Raises OSError if the results folder cannot be written.
+    def begin(self, *, bar: bool) -> None:
+        """Write the study that every job reads, and say how long the run takes: in a sentence, or to the bar. Raises
+        OSError if the results folder cannot be written.
 
         `study.json` is no input of the jobs: a change of any key would rerun them all. With `ancient()` Snakemake would
         look for no other reason in the jobs behind one that runs. So each rule names the keys that it depends on.
@@ -75,6 +83,9 @@ class Rules:
                 f"resource gpu is {self._gpus}; --resources gpu={most} allows more.",
                 file=sys.stderr,
             )
+        os.environ[EXPECTED] = to_json(expected_seconds(self.study)).decode()
+        if not bar and (sentence := run_estimate(self.study, cells_measured(self.study))):
+            print(sentence, file=sys.stderr)
         write_atomically(self.root / "study.json", self.study.model_dump_json(indent=1) + "\n")
 
     def forget_states(self) -> None:

@@ -29,7 +29,10 @@ if TYPE_CHECKING:
     from specrig.study.study import Study
 
 
-MEASURING = ("cell", "decoding", "engines", "heads", "measurement", "models", "runtime", "services", "tasks")
+MEASURING = (
+    *("cell", "decoding", "engines", "heads", "http_client", "measurement", "models", "runtime", "seeds", "services"),
+    "tasks",
+)
 """The packages that measuring uses."""
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from specrig.errors import first_line
-from specrig.models import facts, hub, needs, weight_files
+from specrig.models import facts, gguf, hub, needs, weight_files
 from specrig.models.pair import ModelError, PairFiles
 from specrig.runtime.rotary import switch_of
 from specrig.runtime.whole import named_ends
@@ -280,7 +280,10 @@ def config_of(pair: PairFiles) -> dict[str, dict[str, Any]]:
             continue
         known = facts.known(model)
         revision = pair.target_revision if part == "target" else pair.draft_revision
-        found[part] = known.config if pair.random_weights and known else _json(model, "config.json", revision)
+        if gguf.is_gguf(model):
+            found[part] = gguf.config(model)
+        else:
+            found[part] = known.config if pair.random_weights and known else _json(model, "config.json", revision)
     return found
 
 

@@ -30,6 +30,8 @@ from specrig.training.budget import training_disk, training_flop, training_memor
 from specrig.training.recipe import Shape as TrainedShape
 
 GB = 1e9
+LEAST_S = 20.0
+"""Seconds of a job that loads models."""
 PROMPT_TOKENS = 1024
 """Assumed length of a prompt in tokens, for the size of the cache, where the study has no contexts."""
 WORKSPACE_BYTES = 1.5e9
@@ -245,6 +247,18 @@ def run_estimate(study: Study, measured: int) -> str | None:
         f"Study {study.study}: at most {time_text(measuring)} of measuring{first}, by `specrig plan`. "
         "The percentages below count jobs, not time."
     )
+
+
+def expected_seconds(study: Study) -> dict[str, float]:
+    """Rule -> seconds of one of its jobs: measuring, load and training as `specrig plan` estimates them."""
+    sizes = pair_sizes(study)
+    load_s = sum(load_seconds(study, sizes).values())
+    whole = {
+        "measure": (3600 * hours(study, sizes)[0] - load_s, len(study.grid.jobs)),
+        "traffic": (load_s, len(study.grid.points)),
+        "train": (training_cost(study).flop / arithmetic(study)[0], len(study.grid.trained)),
+    }
+    return {rule: max(seconds / max(jobs, 1), LEAST_S) for rule, (seconds, jobs) in whole.items()}
 
 
 def extent(study: Study) -> str:

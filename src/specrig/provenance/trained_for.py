@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +29,19 @@ def target_identity(target: str, revision: str | None = None) -> str:
     file; of another folder that of its files; of a hub id the commit. Raises ModelError for a target that is not there.
     """
     if gguf.is_gguf(target):
-        return file_sha256(gguf.located(target))
+        file = gguf.located(target)
+        return _sha256(file, file.stat().st_mtime_ns)
     if not Path(target).expanduser().is_dir():
         return hub.fetch(target, "config.json", revision).parent.name  # in the cache a file lies in snapshots/<commit>
     folder = Path(target).expanduser()
     if (folder / "source.json").is_file():
         return str(json_object(folder / "source.json", "sha256")["sha256"])
     return model_digest(str(folder))["sha256"]
+
+
+@cache
+def _sha256(file: Path, _time: int) -> str:
+    return file_sha256(file)
 
 
 def note(folder: Path, target: str, revision: str | None = None, initial: Iterable[Path] = ()) -> None:

@@ -15,7 +15,7 @@ from specrig.models.chat_template import CLOCK
 from specrig.models.endpoint import Endpoint
 from specrig.settings import Settings, listed, once, some
 from specrig.study.learning_curve import LearningPoint
-from specrig.study.rows import Name, Pair, Task, UserPath
+from specrig.study.rows import Name, Pair, ShippedPath, Task, UserPath
 from specrig.study.traffic import Traffic
 from specrig.training.recipe import Recipe
 
@@ -114,11 +114,11 @@ def _label(name: str, value: Any) -> str:
 class Tables(Settings):
     """The three tables that a study reads: pairs, tasks and reported figures, each with one row an entry."""
 
-    pairs: UserPath = Path("configs/pairs.tsv")
+    pairs: ShippedPath = Field(Path("configs/pairs.tsv"), validate_default=True)
     """File with one row a pair of models."""
-    tasks: UserPath = Path("configs/tasks.tsv")
+    tasks: ShippedPath = Field(Path("configs/tasks.tsv"), validate_default=True)
     """File with one row a task."""
-    reported: UserPath | None = Path("configs/reported.csv")
+    reported: ShippedPath | None = Field(Path("configs/reported.csv"), validate_default=True)
     """File with one row a reported figure; null: the study is compared with no reported figures."""
 
 
@@ -172,7 +172,7 @@ class Config(Settings):
     contexts: Annotated[list[Annotated[int, Field(ge=16)]], listed, once] = Field(default_factory=list)
     """Context lengths in tokens, prompt and output together. Each task is measured at each length as a task
     `<task>@<tokens>`; text of `context_text` precedes its requests. Empty: the tasks as they are."""
-    context_text: UserPath = Path("configs/contexts.jsonl")
+    context_text: ShippedPath = Field(Path("configs/contexts.jsonl"), validate_default=True)
     """JSONL file whose prompts are the text that precedes requests in `contexts`."""
     methods: list[MethodEntry] = Field(default_factory=list)
     """Methods with their k's and options; plain decoding is measured beside each of them without being named."""
@@ -206,7 +206,7 @@ class Config(Settings):
     """Let scorers (pass@1) run the code that models wrote, in a limited subprocess: no sandbox, use a container."""
     training: Recipe = Field(default_factory=lambda: Recipe.model_validate({}))
     """How the drafts and heads of `trained` pairs are trained."""
-    tables: Tables = Tables()
+    tables: Tables = Field(default_factory=Tables)
     """Files that describe the pairs, the tasks and the reported figures."""
     results: UserPath = Path("results")
     """Folder in which each study has a folder for everything it makes except its report."""

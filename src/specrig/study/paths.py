@@ -26,6 +26,15 @@ class Paths:
             return str(self.converted(row.gguf[model], row.dtype, root))
         return {"target": row.target, "draft": row.draft, **row.head_folders}.get(model)
 
+    def target_at_hand(self, pair: str, root: Path) -> str | None:
+        """A pair's target on this disk: its folder, or the GGUF file from which it is converted, which is there before its
+        folder. None: it is neither.
+        """
+        row, folder = self._config.rows.pairs[pair], self.pair_files(pair, root).target
+        if "target" in row.gguf:
+            return row.gguf["target"]
+        return folder if Path(folder).expanduser().is_dir() else None
+
     def converted(self, source: str, dtype: str, root: Path) -> Path:
         """The model folder that the GGUF file `source` is converted into; pairs of the same precision share it."""
         return root / "converted" / gguf.slug(source, dtype)

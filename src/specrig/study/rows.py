@@ -20,11 +20,12 @@ from pydantic import (
     model_validator,
 )
 
+from specrig.checkout import here_or_shipped
 from specrig.heads import of_draft
 from specrig.models.chat_template import RESERVED
 from specrig.models.gguf import is_gguf
 from specrig.models.precision import precision_here
-from specrig.settings import Allowed, AnyPath, Settings, as_path
+from specrig.settings import Allowed, AnyPath, Settings, as_path, from_home, text_from_home
 from specrig.study.problems import Problems, StudyError, decoded, mistake, nearest, shortened
 from specrig.tasks.packages import PREFIX
 from specrig.tasks.sources import is_data_file
@@ -41,18 +42,10 @@ _none_if_empty = BeforeValidator(lambda value: value or None)
 MaybeText = Annotated[str | None, _none_if_empty]
 Template = Annotated[str, BeforeValidator(lambda value: value.replace(r"\n", "\n").replace(r"\t", "\t"))]
 """A text with `{field}` where a row's values go; a line break is written `\\n`."""
-PathText = TypeVar("PathText", str, str | None)
 UserPath = Annotated[AnyPath, AfterValidator(Path.expanduser)]
 """A file or folder, whether it is there or not; `~` is replaced by the home that it means."""
-
-
-def _from_home(text: PathText) -> PathText:
-    if not text or not text.startswith("~"):
-        return text
-    try:
-        return str(Path(text).expanduser())
-    except RuntimeError as error:
-        raise ValueError(f"{text}: there is no such user here") from error
+ShippedPath = Annotated[UserPath, AfterValidator(here_or_shipped)]
+"""The same for a file that is read: where it is not here, that of the checkout."""
 
 
 def _json_object(value: Any) -> Any:
@@ -73,12 +66,8 @@ EXAMPLE = '{"enable_thinking": false}'
 
 def _with_homes(heads: str) -> str:
     for entry in heads.split():
-        _from_home(entry.partition("=")[2])
+        text_from_home(entry.partition("=")[2])
     return heads
-
-
-from_home = AfterValidator(_from_home)
-"""For a text that may be a path: nothing that reads the row has to know `~`."""
 
 
 class Pair(Settings):
@@ -207,7 +196,7 @@ class Pair(Settings):
         """Yield (name, folder or hub id, revision or "") for each head. Only in a hub id does @ begin a revision."""
         for name, _, source in (entry.partition("=") for entry in self.heads.split() if "=" in entry):
             folder, _, revision = (source, "", "") if looks_like_path(source) else source.partition("@")
-            yield name, _from_home(folder), revision
+            yield name, text_from_home(folder), revision
 
 
 class Task(Settings):
@@ -215,7 +204,7 @@ class Task(Settings):
 
     task: Name
     """Name of the task in studies."""
-    source: Annotated[str, as_path] = Field(min_length=1)
+    source: Annotated[str, as_path, from_home] = Field(min_length=1)
     """A file of JSON lines (.jsonl), JSON, CSV, TSV, text (a prompt a line) or Parquet, also packed (.gz), or
     its https address; a hub data set (`owner/name`); or `package:<module>`, the data of an installed package."""
     config: MaybeText = None

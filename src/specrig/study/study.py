@@ -6,6 +6,7 @@ import.
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -67,13 +68,14 @@ class Study(Config):
         """The names of the study's tasks in `tasks.tsv`: of several variants of a task, its name once."""
         return list(dict.fromkeys(variant_of(task).task for task in self.tasks))
 
-    def prompts_of(self, task: str, root: Path) -> list[Prompt]:
+    def prompts_of(self, task: str, root: Path, left_out: Counter[str] | None = None) -> list[Prompt]:
         """The first prompts of a task, as many as its cell with the largest batch runs; `root` is the results folder.
+        left_out: counts the rows that are empty or repeat a prompt.
 
         Without those that a draft or head of the study's pairs learnt from, as its folder says. Raises PromptError for
         a file that has no prompts, has a wrong format or is not fetched yet, and where all prompts are left out.
         """
-        found = self._read(task, root)
+        found = self._read(task, root, left_out)
         unseen = [each for each in found if self._trained_on.isdisjoint(map(fingerprint, each.asks()))]
         if found and not unseen:
             raise PromptError(
@@ -107,7 +109,7 @@ class Study(Config):
         """The names of a task's scorers. Its reference is for the first turn, so later turns have none."""
         return [] if variant_of(task).turn > 1 else self.rows.tasks[task].scorer.split()
 
-    def _read(self, task: str, root: Path) -> list[Prompt]:
+    def _read(self, task: str, root: Path, left_out: Counter[str] | None = None) -> list[Prompt]:
         """Every prompt of a task."""
         row, file = self.rows.tasks[task], self.paths.prompt_file(task, root)
         if row.fetched and not file.is_file():
@@ -119,7 +121,7 @@ class Study(Config):
             if row.kind != "file"
             else {"sha256": row.sha256, "encoding": row.encoding, **row.mapping}
         )
-        return read_prompts(file, **own)
+        return read_prompts(file, left_out=left_out, **own)
 
     def job_settings(self, engine: str, pair: str) -> list[Any]:
         """What decides a job's measurements besides cells, code, models and prompts: keys of the study, the pair's row,

@@ -171,7 +171,7 @@ def _folders_fault(study: Study, name: str) -> str | None:
         if model is not None and (Path(model).expanduser() / "config.json").is_file()
     }
     loaded = any(engines()[engine].loads_pairs for engine in study.engines)  # else the weights lie with the servers
-    target = _target_at_hand(study, name)
+    target = study.paths.target_at_hand(name, study.root)
     parts = [part for part in files.sources if part != "target" and row.trained_in(part) is None]
     try:
         for column, folder in local.items():
@@ -184,16 +184,6 @@ def _folders_fault(study: Study, name: str) -> str | None:
     except ModelError as error:
         return str(error)
     return None
-
-
-def _target_at_hand(study: Study, name: str) -> str | None:
-    """A pair's target on this disk: its folder, or the file from which it is converted, which is there before its
-    folder. None: it is neither.
-    """
-    row, folder = study.rows.pairs[name], study.paths.pair_files(name, study.root).target
-    if "target" in row.gguf:
-        return row.gguf["target"]
-    return folder if Path(folder).expanduser().is_dir() else None
 
 
 def check_trained(study: Study, problems: Problems) -> None:
@@ -230,7 +220,7 @@ def check_initial_checkpoints(study: Study, problems: Problems) -> None:
                     key, reason, "name the folder of a head, seen from where the command runs, or leave it out"
                 )
                 continue
-            target = _target_at_hand(study, pair)
+            target = study.paths.target_at_hand(pair, study.root)
             if target is None:
                 continue  # the hub's is checked when its job starts
             files = study.paths.pair_files(pair, study.root)
@@ -305,8 +295,8 @@ def _check_own_prompts(study: Study, name: str, row: Task, pairs: Iterable[str],
     try:
         prompts = study.prompts_of(name, study.root)
         for pair in () if row.chat else pairs:  # in a chat template they are longer
-            files = study.paths.pair_files(pair, study.root)
-            if Path(files.target).is_dir() and study.rows.pairs[pair].trained_in("target") is None:
+            if (target := study.paths.target_at_hand(pair, study.root)) is not None:
+                files = replace(study.paths.pair_files(pair, study.root), target=target)
                 fitting(prompts, name, files, study.max_new_tokens)
     except (PromptError, ModelError) as error:
         fix = row.notes or "correct the row or the file"

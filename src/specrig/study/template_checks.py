@@ -6,7 +6,7 @@ Templates of folders, GGUF files and the hub's cache are tried here; of other mo
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
+from dataclasses import replace
 
 from specrig.models.chat_template import PROBE, ChatTemplate, ChatTemplateError, at_hand
 from specrig.models.pair import ModelError
@@ -73,8 +73,9 @@ def _check_task(study: Study, task: str, pair: Pair, template: ChatTemplate, pro
         for prompt in prompts[:1] if row.turns > 1 else ():
             for turn in range(1, row.turns):
                 form.rendered(prompt, [ANSWER] * turn)
-        files = study.paths.pair_files(pair.pair, study.root)
-        if row.kind == "file" and Path(files.target).is_dir():
+        target = study.paths.target_at_hand(pair.pair, study.root)
+        if row.kind == "file" and target is not None:
+            files = replace(study.paths.pair_files(pair.pair, study.root), target=target)
             fitting(prompts, task, files, study.max_new_tokens)
     except ChatTemplateError as error:
         problems.row(file, None, where, f"pair {pair.pair!r}: {error.reason}", error.fix)

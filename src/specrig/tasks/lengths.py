@@ -7,18 +7,26 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from specrig.errors import first_line
-from specrig.models import gate, hub
+from specrig.models import gate, gguf, hub
 from specrig.models.pair import ModelError, PairFiles
 from specrig.runtime.rotary import crossing
 from specrig.tasks.prompts import Prompt
 from specrig.tasks.sources import PromptError
 
+AROUND = 8
+"""Tokens that a tokenizer may put around a text, such as the one that begins it."""
+
 
 def counter(pair: PairFiles) -> Callable[[Sequence[str]], list[int]]:
-    """What counts the tokens of texts, a byte each for random weights. Raises ModelError without a tokenizer.json."""
+    """What counts the tokens of texts, a byte each for random weights. Raises ModelError without a tokenizer.json; a GGUF
+    file needs none.
+    """
     if pair.random_weights:
         return lambda texts: [len(text.encode()) for text in texts]
-    tokenizer = hub.read_tokenizer(hub.fetch(pair.target, "tokenizer.json", pair.target_revision))
+    if gguf.is_gguf(pair.target):
+        tokenizer = gguf.tokenizer(pair.target)
+    else:
+        tokenizer = hub.read_tokenizer(hub.fetch(pair.target, "tokenizer.json", pair.target_revision))
 
     def count(texts: Sequence[str]) -> list[int]:
         try:
@@ -31,17 +39,17 @@ def counter(pair: PairFiles) -> Callable[[Sequence[str]], list[int]]:
 
 def too_long(prompts: Sequence[Prompt], pair: PairFiles, new_tokens: int) -> dict[str, str]:
     """Id of each prompt that leaves no room for `new_tokens` in the target's context -> why."""
-    context = gate.context(pair)
-    if context is None:
+    context, switch = gate.context(pair), gate.rotary_switch(pair)
+    longest = max((len(prompt.text.encode()) for prompt in prompts), default=0)
+    # A token is a byte at least; some stand around a text.
+    if context is None or longest + AROUND + new_tokens <= min(context, switch or context):
         return {}
-    switch = gate.rotary_switch(pair)
-    if not pair.random_weights:
-        try:
-            hub.fetch(pair.target, "tokenizer.json", pair.target_revision)
-        except ModelError:
-            return {}  # a tokenizer in another format: the loop checks what it encodes
+    try:
+        count = counter(pair)
+    except ModelError:
+        return {}  # a tokenizer in another format: the loop checks what it encodes
     reasons: dict[str, str] = {}
-    for prompt, length in zip(prompts, counter(pair)([prompt.text for prompt in prompts]), strict=True):
+    for prompt, length in zip(prompts, count([prompt.text for prompt in prompts]), strict=True):
         if length + new_tokens > context:
             reasons[prompt.id] = (
                 f"it has {length} tokens and {new_tokens} are to follow, the context of {pair.target} holds {context}"

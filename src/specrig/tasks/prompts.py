@@ -95,6 +95,9 @@ def map_prompts(
         for field, value in found.items():
             if value is not _MISSING:
                 seen_values[field].add(str(value))
+        if without_reference is not None:
+            without_reference = without_reference if _get(row, without_reference) is _MISSING else None
+            offered = _offer(row, "reference_field")
         if any(_differs(found[field], value) for field, value in where.items()):
             continue
         before: tuple[Message, ...] = ()
@@ -134,8 +137,6 @@ def map_prompts(
             reference: Any = _fill(reference_template, row, location, "reference_template")
         else:
             reference = _MISSING if reference_field is None else _get(row, reference_field)
-            without_reference = without_reference if reference is _MISSING else None
-            offered = _offer(row, "reference_field")
         said = [*(text for _, text in before), *texts]
         for what, value in (*(("prompt", text) for text in said), ("reference", reference)):
             if isinstance(value, str) and (at := lone_surrogate(value)) is not None:

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from specrig.settings import Settings, as_path
+from specrig.settings import Settings, as_path, from_home
 
 SELF: Literal["self"] = "self"
 """The target asks itself (Magpie, arXiv:2406.08464)."""
@@ -18,7 +18,7 @@ DATA_FILES = (".jsonl", ".csv", ".parquet")
 class PromptSource(Settings):
     """One source of requests."""
 
-    source: Annotated[str, as_path] = Field(min_length=1)
+    source: Annotated[str, as_path, from_home] = Field(min_length=1)
     """`self`: the target asks itself; a .jsonl, .csv or .parquet file whose rows have `prompt`, `turns` or `messages`;
     or a hub data set (`owner/name`).
     """

@@ -92,6 +92,11 @@ def config(model: str) -> dict[str, Any]:
     return {**found, "chat_template": template, "special_tokens": tokens}
 
 
+def tokenizer(model: str) -> Any:
+    """The tokenizer that the file's header describes, of the library `tokenizers`. Raises ModelError."""
+    return Vocabulary(header.read(model, located(model))).counting()
+
+
 def source_file(folder: str) -> Path | None:
     """The GGUF file that a model folder was converted from; None for any other folder. Raises ModelError where the file
     is gone, or where the folder does not say which it was.

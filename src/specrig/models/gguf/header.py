@@ -188,6 +188,19 @@ class _Content:
         self._at = end
         return text
 
+    def _strings(self, count: int) -> list[str]:
+        """The same for an array, whose 100,000 tokens every plan of a study waits for."""
+        content, at, texts = self._content, self._at, []
+        length_at = struct.Struct("<Q").unpack_from
+        for _ in range(count):
+            start = at + 8
+            at = start + length_at(content, at)[0]
+            texts.append(content[start:at].decode())
+        if at > len(content):
+            raise IndexError("a text that does not end")
+        self._at = at
+        return texts
+
     def _value(self, kind: int) -> Any:
         if kind == STRING:
             return self._string()
@@ -195,7 +208,7 @@ class _Content:
             inner, count = self._numbers("IQ")
             if inner in NUMBERS:
                 return list(self._numbers(f"{count}{NUMBERS[inner]}"))
-            return [self._value(inner) for _ in range(count)]
+            return self._strings(count) if inner == STRING else [self._value(inner) for _ in range(count)]
         if kind not in NUMBERS:
             raise IndexError(f"no type {kind}")
         return self._numbers(NUMBERS[kind])[0]

@@ -155,10 +155,8 @@ class Vocabulary:
             ends.discard(ids["</s>"])
         return sorted(ends)
 
-    def tokenizer(self) -> Any:
-        """The tokenizer as transformers loads one. Raises ModelError."""
-        from transformers import PreTrainedTokenizerFast
-
+    def counting(self) -> Tokenizer:
+        """The tokenizer as the library `tokenizers` has it, without transformers. Raises ModelError."""
         try:
             made = self._byte_level() if self.kind == BYTE_LEVEL else self._sentencepiece()
         except Exception as error:  # the library has no type of its own
@@ -167,10 +165,16 @@ class Vocabulary:
             ) from error
         self._add_whole_tokens(made)
         self._put_around(made)
+        return made
+
+    def tokenizer(self) -> Any:
+        """The tokenizer as transformers loads one. Raises ModelError."""
+        from transformers import PreTrainedTokenizerFast
+
         names = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
         ids = {ours: self.id_of(theirs) for ours, theirs in names.items()}
         special = {name: self.tokens[token] for name, token in ids.items() if token is not None}
-        made = PreTrainedTokenizerFast(tokenizer_object=made, clean_up_tokenization_spaces=False, **special)
+        made = PreTrainedTokenizerFast(tokenizer_object=self.counting(), clean_up_tokenization_spaces=False, **special)
         made.chat_template = self.header.keys.get("tokenizer.chat_template")
         return made
 
