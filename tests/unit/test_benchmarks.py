@@ -72,8 +72,3 @@ def test_the_audits_levels(tmp_path: Path, command: Command) -> None:
     known = tmp_path / "power.csv"
     known.write_text("seed,flaw,method,samples,p_value\n101,greedy,draft_model,512,1e-9\n")
     assert "greedy" in command("audit_power.py", "--keep", str(known), "--seeds")
-
-
-def test_simulations_of_measuring(command: Command) -> None:
-    assert command("attempts.py", "--cells=200").count("\n") > 4
-    assert command("spread_mark.py", "--cells=200").count("\n") > 4

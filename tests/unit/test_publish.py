@@ -426,10 +426,10 @@ def test_what_is_no_path_of_the_machine_stays(text: str) -> None:
 def test_a_study_of_servers_that_run_elsewhere_verifies(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two addresses stay two, although nobody learns them."""
     servers = [
-        {"pair": "embedded", "method": method, "k": k, "url": f"http://{HOST}:{8000 + k}", "api_key_env": "KEY"}
+        {"pair": "tiny", "method": method, "k": k, "url": f"http://{HOST}:{8000 + k}", "api_key_env": "KEY"}
         for method, k in (("autoregressive", 0), ("ngram", 4))
     ]
-    config = {**CONFIG, "engines": ["server"], "servers": servers, "tasks": ["code"], "replicates": 1}
+    config = {**CONFIG, "engines": ["server"], "servers": servers, "tasks": ["code"]}
     study = load_study(config | {"methods": [{"method": "ngram", "k": [4]}]})
     write_study(study.root, engines=("server",), methods=("ngram",), ks=(4,), tasks=("code",), prompts=3, length=24)
     (study.root / "study.json").write_text(study.model_dump_json())
