@@ -220,9 +220,9 @@ class LlamaCppReference(Reference):
         """The client of a server whose context is the smallest of `contexts` that holds so many positions."""
         context = next((length for length in self.contexts if length >= positions), positions)
         if context != self._context:
-            from specrig.http_client import Client
             from specrig.engines.http.launch import ServerProcess, free_port
             from specrig.engines.llamacpp import serve
+            from specrig.http_client import Client
 
             self.close()
             port = free_port()
