@@ -109,6 +109,8 @@ def family_table(audits: Floats, rng: np.random.Generator) -> str:
     ]
     for name, (exact, positions, tokens) in STUDIES.items():
         studies = audits[: len(audits) // exact * exact].reshape(-1, exact)
+        if not len(studies):  # too few audits for one study
+            continue
         uniform = np.array([[uniformity(rng.random(tokens)).p_value for _ in range(positions)] for _ in studies])
         rows = np.concatenate([studies, uniform], 1)
         failed = [np.array([holm_failures(row, level).any() for row in rows]) for level in LEVELS]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -206,7 +207,8 @@ class Client:
         try:
             message = _message(response.json())
         except ValueError:
-            message = response.text[:300].strip()
+            title = re.search(r"<title>(.*?)</title>", response.text)  # of a proxy's page
+            message = title[1] if title else response.text[:300].strip()
         later = "" if retry_after_s is None else f" (come again in {retry_after_s:g} s)"
         return ServerError(
             f"{self.url}{path}: refused with status {status}: {message or response.reason}{later}", status

@@ -24,6 +24,8 @@ from specrig.decoding.drafters import registry as methods
 from specrig.engines.base import EngineError
 from specrig.engines.llamacpp import LlamaCpp
 from specrig.engines.native import Native
+from specrig.engines.server import Server
+from specrig.models.endpoint import Endpoint
 from specrig.models.pair import ModelError, PairFiles
 from specrig.models.to_gguf import rename_tokens, write_model
 from specrig.models.weights import weights_of
@@ -82,6 +84,18 @@ def test_every_ngram_type_keeps_the_output_and_counts(toy_pair: PairFiles, kind:
     assert found.tokens == plain.tokens
     assert found.counts is not None and found.counts.drafted, "nothing was drafted"
     assert found.counts.drafted <= 3 * found.counts.rounds
+
+
+def test_its_server_is_one_of_openais_kind_too(toy_pair: PairFiles) -> None:
+    """It names token ids beside probabilities alone."""
+    with LlamaCpp(toy_pair, threads=1) as engine:
+        plain = cell("llamacpp", "autoregressive", 0)
+        (truth,) = engine.generate(plain, [PROMPT], max_new_tokens=12, seeds=[0])
+        url = engine._server(plain)[1].url
+        named = Endpoint(pair="p", method="autoregressive", url=url, fields={"logprobs": 1})
+        with Server(replace(toy_pair, servers=(named,))) as server:
+            (found,) = server.generate(cell("server", "autoregressive", 0), [PROMPT], max_new_tokens=12, seeds=[0])
+    assert found.tokens == truth.tokens and found.stop == "length"
 
 
 @pytest.mark.skipif(not STORIES.is_dir(), reason="needs ../shared/data/stories260K, which is not here")

@@ -4,6 +4,7 @@ and asked badly.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import random
@@ -191,6 +192,27 @@ def test_streams_come_in_order_and_say_what_the_whole_answer_says(fleet: Fleet) 
         assert last["usage"] == whole["usage"] == {
             "prompt_tokens": len(prompt), "completion_tokens": LENGTH, "total_tokens": len(prompt) + LENGTH
         }  # fmt: skip
+
+
+def test_the_script_that_loads_services(
+    fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`benchmarks/serving.py` at small size, on services that run already."""
+    spec = importlib.util.spec_from_file_location("serving", Path(__file__).parents[2] / "benchmarks/serving.py")
+    assert spec and spec.loader
+    serving = sys.modules["serving"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(serving)
+    url = fleet.urls["coordinator"]
+    ways = {"plain": serving.Way(url, {"draft_tokens": 0}), "drafting": serving.Way(url, {})}
+    monkeypatch.setattr(serving, "services", lambda *_: ways)
+    monkeypatch.setattr(serving.importlib.util, "find_spec", lambda _: None)
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "a"}\n')
+    words = ["serving.py", "PAIR", str(tmp_path), "--clients", "2", "--tokens=4", "--requests=4", "--turns=1"]
+    monkeypatch.setattr(sys, "argv", words)
+    serving.main()
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
+    assert [line[:2] for line in lines] == [["2", "plain"], ["2", "drafting"]]
+    assert all(float(line[2]) > 0 for line in lines)
 
 
 def test_none_of_200_concurrent_requests_is_lost_when_the_draft_is_killed_and_started_again(

@@ -54,14 +54,6 @@ def test_engines_and_their_passes(letters: Path, command: Command, monkeypatch: 
     assert len(lines) == 8 and all("nan" in line and line.endswith("2/2") for line in lines[2:])
 
 
-def test_services_under_load(
-    letters: Path, benchmark: Callable[[str], ModuleType], command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    words = ("serving.py", ".", ".", "--clients", "2", "--tokens=4", "--requests=4", "--turns=1", "--threads=1")
-    lines = command(*words).splitlines()
-    assert [line.split("  ")[3].strip() for line in lines[1:]] == ["services, plain", "services, draft_model k 4"]
-
-
 def test_the_audits_levels(tmp_path: Path, command: Command) -> None:
     keep = str(tmp_path / "p_values")
     out = command("false_alarms.py", "--audits=3", "--samples=64", "--tokens=2", "--seed=1", "--keep", keep)
@@ -72,8 +64,3 @@ def test_the_audits_levels(tmp_path: Path, command: Command) -> None:
     known = tmp_path / "power.csv"
     known.write_text("seed,flaw,method,samples,p_value\n101,greedy,draft_model,512,1e-9\n")
     assert "greedy" in command("audit_power.py", "--keep", str(known), "--seeds")
-
-
-def test_simulations_of_measuring(command: Command) -> None:
-    assert command("attempts.py", "--cells=200").count("\n") > 4
-    assert command("spread_mark.py", "--cells=200").count("\n") > 4

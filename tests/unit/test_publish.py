@@ -423,16 +423,21 @@ def test_what_is_no_path_of_the_machine_stays(text: str) -> None:
     assert scrub.scrub_text(text, ["vm"]) == text
 
 
-def test_a_study_of_servers_that_run_elsewhere_verifies(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_study_of_servers_that_run_elsewhere_verifies(workplace: Path) -> None:
     """Two addresses stay two, although nobody learns them."""
     servers = [
         {"pair": "tiny", "method": method, "k": k, "url": f"http://{HOST}:{8000 + k}", "api_key_env": "KEY"}
         for method, k in (("autoregressive", 0), ("ngram", 4))
     ]
-    config = {**CONFIG, "engines": ["server"], "servers": servers, "tasks": ["code"], "replicates": 1}
+    config = {**CONFIG, "engines": ["server"], "servers": servers, "tasks": ["code"]}
     study = load_study(config | {"methods": [{"method": "ngram", "k": [4]}]})
     write_study(study.root, engines=("server",), methods=("ngram",), ks=(4,), tasks=("code",), prompts=3, length=24)
     (study.root / "study.json").write_text(study.model_dump_json())
+    (study.root / "audit").mkdir()
+    (study.root / "audit" / "records.csv").write_text(
+        "engine,pair,method,variant,task,temperature,test,ks,samples,p_value,identical,passed,finding\n"
+        "server,tiny,ngram,,code,0.0,token identity,4,3,,,True,3 of 3 outputs identical (100 %)\n"
+    )
     folder, _ = publish_study(study, None, workplace / "published")
     result, shown = verified(folder)
     assert result.recomputed and result.differences == 0, shown

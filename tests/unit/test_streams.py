@@ -204,6 +204,10 @@ FAULTS: dict[str, tuple[Callable[[Handler], None], str]] = {
         lambda handler: handler.whole(400, b'{"detail": "prompt is too long"}'),
         "status 400: prompt is too long",
     ),
+    "a proxy's page": (
+        lambda handler: handler.whole(502, b"<html>\n<head><title>502 Bad Gateway</title></head></html>"),
+        "refused with status 502: 502 Bad Gateway$",
+    ),
     "busy without a time": (lambda handler: handler.whole(503, b"overloaded"), "status 503: overloaded"),
     "busy for too long": (
         lambda handler: handler.whole(429, b"slow down", Retry_After="3600"),

@@ -1,7 +1,7 @@
 """Any running server with OpenAI's completions or chat API (`servers:`): one that speculates against one that does not.
 
-Requests carry token ids and get them back (`return_token_ids`, vLLM 0.10.2 and later; llama.cpp's server gives
-`tokens`). Acceptance is the server's own count, from its `/metrics` page, at batch size 1.
+Requests carry token ids and get them back (`return_token_ids`, vLLM 0.10.2 and later; llama.cpp's server names them in
+`logprobs`). Acceptance is the server's own count, from its `/metrics` page, at batch size 1.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def complete(client: Client, body: dict[str, Any], prompt_tokens: int, *, patien
     if unnamed:
         raise EngineError(
             f"{client.url}: it streams text without token ids, and text tokenized again is no count; use a server that "
-            "returns them (vLLM 0.10.2 or later, llama.cpp)"
+            "returns them (vLLM 0.10.2 or later, llama.cpp with `fields: {logprobs: 1}`)"
         )
     if finish is None:
         raise EngineError(f"{client.url}: the stream ended without a finish_reason; has the server died?")
@@ -182,12 +182,15 @@ def complete(client: Client, body: dict[str, Any], prompt_tokens: int, *, patien
 
 
 def token_ids(choice: dict[str, Any]) -> list[int] | None:
-    """The new ids of a streamed choice: vLLM's `token_ids`, llama.cpp's `tokens`, or logprobs' `token_id:5`, or None."""
+    """The new ids of a streamed choice, or None: vLLM's `token_ids`, or in logprobs llama.cpp's `id` or `token_id:5`."""
     for key in ("token_ids", "tokens"):
         if isinstance(choice.get(key), list):
             return [int(token) for token in choice[key]]
     logprobs = choice.get("logprobs") or {}
-    named = logprobs.get("tokens") or [each["token"] for each in logprobs.get("content") or []]
+    entries = logprobs.get("content") or []
+    if entries and all("id" in entry for entry in entries):
+        return [int(entry["id"]) for entry in entries]
+    named = logprobs.get("tokens") or [entry.get("token") for entry in entries]
     if named and all(str(token).startswith("token_id:") for token in named):
         return [int(str(token).removeprefix("token_id:")) for token in named]
     return None
