@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from specrig.tasks.sources import PromptError
 
@@ -63,7 +63,7 @@ def chat_of(row: Mapping[str, Any], location: str) -> Chat | None:
     return None
 
 
-def is_messages(value: Any) -> bool:
+def is_messages(value: Any) -> TypeGuard[list[Mapping[str, Any]]]:
     """Whether a value is a list of messages, each of which says who speaks."""
     return (
         isinstance(value, list)
