@@ -241,16 +241,18 @@ def test_the_default_study_is_quick_and_config_changes_it(finished: Path) -> Non
 
 
 def test_a_failing_cell_is_named_and_the_rest_is_kept(copied: Path) -> None:
-    """A prompt longer than the context: its task fails with the reason, the other task stands."""
-    rows = [{"id": "long", "prompt": "word " * 5000, "reference": ""}]
+    """A second turn longer than the context: its task fails with the reason, the others stand."""
+    rows = [{"id": "long", "prompt": ["Name a river.", "word " * 5000]}]
     (copied / "long.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     tasks = copied / "configs/tasks.tsv"
-    tasks.write_text(tasks.read_text() + "long\tlong.jsonl\t\t\t\t\t\n")
+    row = {"task": "long", "source": "long.jsonl", "turns": "2"}
+    header = tasks.read_text().splitlines()[0].split("\t")
+    tasks.write_text(tasks.read_text() + "\t".join(row.get(name, "") for name in header) + "\n")
     config = edit(copied, "configs/test.yaml", "configs/mixed.yaml", tasks=["code", "long"])
     result = run(copied, CELLS, config=config)
     assert "Traceback" not in result.stdout
     index = json.loads((copied / RECORDS / "ngram/index.json").read_text())
-    assert set(index["cells"]) == {"code-k3-t0-b1"}
-    assert set(index["failed"]) == {"long-k3-t0-b1"}
+    assert set(index["cells"]) == {"code-k3-t0-b1", "long@turn1-k3-t0-b1"}
+    assert set(index["failed"]) == {"long@turn2-k3-t0-b1"}
     assert result.returncode == 1 and "\nNot measured (4):" in result.stdout.replace(", the next run tries again", "")
-    assert "native/tiny/ngram/long-k3-t0-b1: prompt 'long' of task 'long'" in result.stdout
+    assert "native/tiny/ngram/long@turn2-k3-t0-b1: prompt 'long' of task 'long@turn2'" in result.stdout

@@ -58,7 +58,7 @@ def test_a_model_of_ones_own_gets_a_draft_and_heads_by_rows_alone(workplace: Pat
     )
     for each in found:
         rounds = each.run.rounds
-        assert len(each.run.tokens) == 16 and 0 <= sum(rounds.accepted) <= sum(rounds.drafted)
+        assert 0 < len(each.run.tokens) <= 16 and 0 <= sum(rounds.accepted) <= sum(rounds.drafted)
     environment = json.loads(Path("results/own/records/native/mine/eagle/environment.json").read_text())
     assert environment["models"]["eagle"]["trained_for"]["identity"] == target_identity(str(TARGET))
 
@@ -84,7 +84,7 @@ def test_other_architectures_are_planned(workplace: Path, kind: str, capsys: pyt
     folder = Path(f"models/{kind}")
     AutoModelForCausalLM.from_config(shape).save_pretrained(folder)
     tokenizer(folder)
-    assert cli.main(["plan", write(str(folder), tasks=["context_512"])]) == 0
+    assert cli.main(["plan", write(str(folder), tasks=["spec_bench_mt_bench"])]) == 0
     output = " ".join(capsys.readouterr().out.split())
     assert "trains: draft of mine, draft_medusa of mine, eagle of mine, eagle3 of mine, medusa of mine" in output
 

@@ -37,7 +37,7 @@ class DraftHead(Checkpoint, LlamaModel):
     norm: Tensor | None = None
     _every: Tensor
     _ids: Sequence[int] = ()
-    order: Tensor | slice = slice(None)
+    checkpoint_order: Tensor | slice = slice(None)
     """Of the drafted tokens in the checkpoint, that makes their ids rise; rows of its LM head follow it."""
     markov: MarkovBias | None = None
     """Of the token before, for a head that drafts in one pass; None: there is none."""
@@ -91,7 +91,7 @@ class DraftHead(Checkpoint, LlamaModel):
             offsets = torch.zeros(len(rows), dtype=torch.int64, device=self.device)
         if len(rows) < self.config.vocab_size or bool(offsets.any()):
             self.set_vocabulary(torch.arange(len(rows), device=self.device) + offsets.long())
-            rows = rows[self.order]
+            rows = rows[self.checkpoint_order]
         self.head = Linear(rows)
 
     @classmethod
@@ -110,7 +110,7 @@ class DraftHead(Checkpoint, LlamaModel):
     def set_vocabulary(self, token_ids: Tensor) -> None:
         """Draft none but the target's tokens `token_ids` `[Vd]`, in their rising `order`."""
         # Rising, so that the tokens below a bound are the first ones.
-        self._every, self.order = token_ids.sort()
+        self._every, self.checkpoint_order = token_ids.sort()
         self._ids = self._every.tolist()
 
     def limit_to_first(self, V: int) -> None:

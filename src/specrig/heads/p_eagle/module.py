@@ -64,7 +64,7 @@ class PEagleHead(Eagle3Head):
         else:
             self.entry_norms = None  # compiled code knows no norms before `fc`
         self.mask_feature: Tensor = super().fuse(self.mask_hidden)
-        self.markov = MarkovBias.of(weights, self.order)
+        self.markov = MarkovBias.of(weights, self.checkpoint_order)
 
     def fuse(self, aux_hidden_states: Tensor) -> Tensor:
         """The target's three residual streams as they are: the pass that reads them makes features of them."""
