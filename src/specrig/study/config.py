@@ -206,7 +206,7 @@ class Config(Settings):
     """Let scorers (pass@1) run the code that models wrote, in a limited subprocess: no sandbox, use a container."""
     training: Recipe = Field(default_factory=lambda: Recipe.model_validate({}))
     """How the drafts and heads of `trained` pairs are trained."""
-    tables: Tables = Field(default_factory=lambda: Tables())
+    tables: Tables = Field(default_factory=lambda: Tables.model_validate({}))
     """Files that describe the pairs, the tasks and the reported figures."""
     results: UserPath = Path("results")
     """Folder in which each study has a folder for everything it makes except its report."""

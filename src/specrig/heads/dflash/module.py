@@ -51,7 +51,7 @@ class DFlashLayers(nn.Module):
         self.fc: Any = fc
         self.layers: Any = nn.ModuleList(layers)
         self.context = context
-        self.eps: float = self.layers[0].eps
+        self.eps: Any = self.layers[0].eps
         self.feature_norm, self.norm = feature_norm, norm
 
     def fuse(self, states: Tensor) -> Tensor:
