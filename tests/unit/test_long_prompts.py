@@ -20,7 +20,7 @@ TABLE = "pair\ttarget\tdraft\ntiny\ttarget\tdraft\n"
 def test_the_others_run_and_a_forced_job_measures_again(
     letters: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keys = {"methods": [{"method": "ngram", "k": 3}], "max_new_tokens": 8, "replicates": 1}
+    keys = {"methods": [{"method": "ngram", "k": 3}], "max_new_tokens": 8}
     config = own_study("lengths", TABLE, ["fox", "x" * 125, "dog"], **keys)
     study = load_study(config)
     study.root.mkdir(parents=True)
