@@ -171,7 +171,7 @@ def test_page_tells_what_happened(page: tuple[str, Page], study: Path) -> None:
     parts = (
         "fastest lossless method is",
         "Speedup over plain decoding at",
-        f"Use {top['method']} (k ",
+        "Use ",
         "How to read this",
     )
     places = [parsed.text.rindex(part) if part.startswith("How") else parsed.text.index(part) for part in parts]

@@ -83,9 +83,9 @@ def what_to_use(advised: pd.DataFrame) -> list[str]:
     if unsure:
         sure = f"On {_and(unsure)} these prompts show no certain gain (the interval holds 1)."
     elif close:
-        task, rivals = min(close.items(), key=lambda item: len(item[1]))
-        others = f", and so on {_and([name for name in close if name != task])}" if len(close) > 1 else ""
-        sure = f"On {task} the intervals of {_and(rivals[:3])} reach into that of the best{others}: choose among them by effort."
+        rivals = list(dict.fromkeys(rival for names in close.values() for rival in names))[:3]
+        where = "every task" if len(close) == len(rows) else _and([*close])
+        sure = f"On {where} others do as well within the intervals ({', '.join(rivals)}): choose among them by effort."
     else:
         sure = "On each task the interval of the best method lies above those of all others."
     return [f"Use {use}.", sure]
