@@ -59,7 +59,7 @@ def test_the_audits_levels(tmp_path: Path, command: Command) -> None:
     out = command("false_alarms.py", "--audits=3", "--samples=64", "--tokens=2", "--seed=1", "--keep", keep)
     assert "3 audits of 64 right samples" in out
     assert "3 audits of 64 right samples" in command("false_alarms.py", "--audits=0", "--samples=64", "--keep", keep)
-    out = command("false_alarms.py", "--audits=3", "--samples=64", "--tokens=2", "--bias", "0.3")
+    out = command("false_alarms.py", "--audits=3", "--samples=64", "--tokens=5", "--bias", "0.3")
     assert "0.3" in out
     known = tmp_path / "power.csv"
     known.write_text("seed,flaw,method,samples,p_value\n101,greedy,draft_model,512,1e-9\n")

@@ -426,7 +426,7 @@ def test_what_is_no_path_of_the_machine_stays(text: str) -> None:
 def test_a_study_of_servers_that_run_elsewhere_verifies(workplace: Path) -> None:
     """Two addresses stay two, although nobody learns them."""
     servers = [
-        {"pair": "tiny", "method": method, "k": k, "url": f"http://{HOST}:{8000 + k}", "api_key_env": "KEY"}
+        {"pair": "tiny", "method": method, "k": k, "url": f"http://{HOST}:{8000 + k}", "api_key_env": "WONDERLAND"}
         for method, k in (("autoregressive", 0), ("ngram", 4))
     ]
     config = {**CONFIG, "engines": ["server"], "servers": servers, "tasks": ["code"]}
@@ -441,4 +441,4 @@ def test_a_study_of_servers_that_run_elsewhere_verifies(workplace: Path) -> None
     folder, _ = publish_study(study, None, workplace / "published")
     result, shown = verified(folder)
     assert result.recomputed and result.differences == 0, shown
-    assert all(HOST not in text and "KEY" not in text for text in contents(folder).values())
+    assert all(HOST not in text and "WONDERLAND" not in text for text in contents(folder).values())
