@@ -43,10 +43,11 @@ def test_a_damaged_record_stops_the_run_and_the_command_that_it_names_measures_t
     before = stamps(folder / RECORDS)
     result = run(folder, str(CELLS))
     assert result.returncode == 1 and "Traceback" not in result.stdout, result.stdout
-    fix = f"make it again: rm {RECORDS}/{name}; specrig run CONFIG --forcerun measure"
+    fix = f"make it again: rm -r {RECORDS}/{name} {RESULTS}/measured; specrig run CONFIG"
     assert f"{RECORDS}/{name}:" in result.stdout and fix in result.stdout, result.stdout
     path.unlink()
-    result = run(folder, str(CELLS), "--forcerun", "measure")
+    shutil.rmtree(folder / RESULTS / "measured")
+    result = run(folder, str(CELLS))
     assert result.returncode == 0, result.stdout
     assert changed(folder, before) == {name}
     assert outputs(folder) == outputs(finished)

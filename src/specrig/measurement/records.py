@@ -27,19 +27,23 @@ class RecordError(ValueError):
     """A record file that cannot be used. The message names the file, the line and the fix."""
 
 
-FORCED = {"records": "measure", "traffic": "traffic"}
-"""Folder of a study's results -> the rule that makes its files. They are no outputs for Snakemake, which misses none."""
+MARKERS = {"records": "measured", "traffic": "under_load"}
+"""Folder of a study's results -> the folder with a file for each finished job that writes there. Its own files are no
+outputs for Snakemake, which misses none."""
 
 
 def made_again(path: Path) -> str:
     """The fix for a damaged file in a study's results: the commands that make it again. CONFIG is the study's config.
 
-    Measuring keeps what is whole. The records beside an `environment.json` go with it: without it nobody knows where
-    they were measured.
+    Without its file in `MARKERS` a job runs again, and measures only what is not there. The records beside an
+    `environment.json` go with it: without it nobody knows where they were measured.
     """
-    rule = next((FORCED[part] for part in path.parts if part in FORCED), None)
-    removed = f"rm -r {path.parent}" if rule and path.name == "environment.json" else f"rm {path}"
-    return f"make it again: {removed}; specrig run CONFIG" + (f" --forcerun {rule}" if rule else "")
+    part = next((part for part in path.parts if part in MARKERS), None)
+    if part is None:
+        return f"make it again: rm {path}; specrig run CONFIG"
+    root = Path(*path.parts[: path.parts.index(part)])
+    damaged = path.parent if path.name == "environment.json" else path
+    return f"make it again: rm -r {damaged} {root / MARKERS[part]}; specrig run CONFIG"
 
 
 class Rounds(BaseModel):
