@@ -11,9 +11,10 @@ repeats or more as the reference, then beside work that this script starts:
 
 Records keep every repeat, so each rule is computed from the same ones: "mean" is the mean over the first two repeats of
 the ratios of whole runs, as was measured before; "least" is the least time of each round, from at least two or three
-repeats until it settles, or until it is the same without any one repeat. A row says how far the log speedups of prompts and the means of methods over tasks lie from the
-reference, how many cells lie within the reference's intervals, whether the same method is named as the fastest, and how
-many minutes the repeats that the rule used took. Records stay in the folder `--work`: a second call goes on from them.
+repeats until it settles, or until it is the same without any one repeat. A row says how far the log speedups of prompts
+and the means of methods over tasks lie from the reference, how many cells lie within the reference's intervals, whether
+the same method is named as the fastest, and how many minutes the repeats that the rule used took. Records stay in the
+folder `--work`: a second call goes on from them.
 """
 
 from __future__ import annotations
