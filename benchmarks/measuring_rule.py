@@ -11,9 +11,10 @@ repeats or more as the reference, then beside work that this script starts:
 
 Records keep every repeat, so each rule is computed from the same ones: "mean" is the mean over the first two repeats of
 the ratios of whole runs, as was measured before; "least" is the least time of each round, from at least two or three
-repeats until it settles. A row says how far the log speedups of prompts and the means of methods over tasks lie from the
-reference, how many cells lie within the reference's intervals, whether the same method is named as the fastest, and how
-many minutes the repeats that the rule used took. Records stay in the folder `--work`: a second call goes on from them.
+repeats until it settles, or until it is the same without any one repeat. A row says how far the log speedups of prompts
+and the means of methods over tasks lie from the reference, how many cells lie within the reference's intervals, whether
+the same method is named as the fastest, and how many minutes the repeats that the rule used took. Records stay in the
+folder `--work`: a second call goes on from them.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ import numpy as np
 import yaml
 
 from specrig.analysis.statistics import average, mean, moderated
-from specrig.measurement.records import Record, Repeat, Run, study_records
+from specrig.measurement.records import Record, Repeat, Run, Timing, study_records
 from specrig.measurement.repeats import decode_seconds, settled
 from specrig.measurement.runner import measure
 from specrig.study.load import load_study
@@ -158,14 +159,24 @@ def spent(repeats: Sequence[Repeat]) -> float:
     return sum(repeat.prefill_s + repeat.decode_s for repeat in repeats)
 
 
-def least(count: int) -> Rule:
-    """The least time of each round, from at least `count` repeats until that settles."""
+def without_any(repeats: Sequence[Repeat], how: Timing, agree: float) -> bool:
+    """A stricter rule than `settled`: leaving out any one repeat, not just the last, changes the time by less than `agree`.
+
+    Where the second repeat is slower than the first in every round, the last one lowers nothing.
+    """
+    whole = decode_seconds(repeats, how)
+    parts = [[*repeats[:place], *repeats[place + 1 :]] for place in range(len(repeats))]
+    return all(decode_seconds(part, how) - whole < agree * whole for part in parts)
+
+
+def least(count: int, stops: Callable[[Sequence[Repeat], Timing, float], bool] = settled) -> Rule:
+    """The least time of each round, from at least `count` repeats until `stops`."""
 
     def rule(run: Run, baseline: Run) -> tuple[float, float, float]:
         per_token, used = [], []
         for side in (run, baseline):
             repeats = side.repeats[:count]
-            while len(repeats) < min(MOST, len(side.repeats)) and not settled(repeats, side.timing, AGREE):
+            while len(repeats) < min(MOST, len(side.repeats)) and not stops(repeats, side.timing, AGREE):
                 repeats = side.repeats[: len(repeats) + 1]
             per_token.append(decode_seconds(repeats, side.timing) / repeats[0].tokens)
             used.append(spent(repeats))
@@ -174,7 +185,12 @@ def least(count: int) -> Rule:
     return rule
 
 
-RULES: dict[str, Rule] = {"mean of 2": mean_of_two, "least, from 2": least(2), "least, from 3": least(3)}
+RULES: dict[str, Rule] = {
+    "mean of 2": mean_of_two,
+    "least, from 2": least(2),
+    "least, from 3": least(3),
+    "least, without any": least(2, without_any),
+}
 
 
 def applied(records: Sequence[Record], rule: Rule) -> tuple[Logs, float]:
