@@ -92,7 +92,7 @@ def test_it_is_drawn_from_the_study_and_from_its_publication_alone(workplace: Pa
     pack(read_study(folder), [], workplace / "packed", [])
     for each in (folder, workplace / "packed"):
         handles, labels = figure_of(each).axes[0].get_legend_handles_labels()
-        assert labels[:2] == ["p_eagle, k=4, decoded on questions", "p_eagle (nodes=10), k=4, decoded on questions"]
+        assert labels[:2] == ["p_eagle, k 4, decoded on questions", "p_eagle nodes 10, k 4, decoded on questions"]
         assert "others" in labels[2] and len(labels) == 3
         assert handles[0].get_xydata().tolist() == [[160, 1.3], [640, 1.6]]
         assert "Training" in titles(each)

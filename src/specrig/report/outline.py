@@ -348,7 +348,7 @@ OUTLINE = (
         "machine",
         "Machine and models",
         (
-            Text(lambda results: results.facts),
+            Text(lambda results: " · ".join(results.facts)),
             Text(lambda results: results.notes),
             Text(lambda results: results.later_warnings, warning=True, only="print"),
             Text(lambda results: results.differing, warning=True),

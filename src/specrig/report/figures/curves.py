@@ -24,7 +24,7 @@ from specrig.report.figures.panels import (
     unused_hidden,
 )
 from specrig.report.figures.style import INK, method_colour, method_marker, task_style
-from specrig.report.labels import BASELINES, method_order, task_name
+from specrig.report.labels import BASELINES, method_order, short_names, task_name
 
 SMOOTH = "training (smoothed)"
 
@@ -92,10 +92,12 @@ def learning(learnt: pd.DataFrame, decoded: pd.DataFrame, sheet: Sheet) -> Figur
         mark(ax.plot(texts, lengths, **style), style["label"], tips)
 
     ways = decoded.groupby(["pair", "model", "method", "variant", "k", "task"], sort=False)
+    names = short_names(decoded[["method", "variant"]].itertuples(index=False, name=None))
     drawn = Counter[str]()  # lines of each method, which share its colour
     for key, line in ways:
         pair, _, method, variant, k, task = cast("tuple[str, str, str, str, int, str]", key)
-        label = f"{row_label({'method': method, 'variant': variant, 'lossless': True, 'k': k})}, decoded on {task}"
+        row = {"method": method, "variant": variant, "label": names[method, variant], "lossless": True, "k": k}
+        label = f"{row_label(row)}, decoded on {task}"
         dashes = LINES[drawn[method] % len(LINES)]
         drawn[method] += 1
         plot(pair, method, label, line["texts_seen"], line["acceptance_length"], linestyle=dashes)
