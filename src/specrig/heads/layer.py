@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
-from transformers.models.llama.modeling_llama import rotate_half
-
 from specrig.heads.shapes import ROTARY_BY_LENGTH
 
 _TAKEN_OVER = (
@@ -54,8 +51,3 @@ def _rotary(config: Any) -> dict[str, Any]:
     if kept.get("rope_type") in ROTARY_BY_LENGTH:
         kept = {name: value for name, value in kept.items() if name == "rope_theta"}
     return {"rope_type": "default", "rope_theta": 10_000.0} | kept
-
-
-def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary position embedding in Llama's half-split layout (Su et al. 2021; arXiv:2104.09864, section 3.4)."""
-    return x * cos.to(x.dtype) + rotate_half(x) * sin.to(x.dtype)
