@@ -39,7 +39,7 @@ from specrig.training.stages import FILES, STAGES, TEXT
 
 NAMES = sorted(heads.trained())
 NEURAL = sorted(name for name, kind in heads.trained().items() if issubclass(kind, NeuralHead))
-SHORT = {"steps": 8, "batch": 4, "draft_vocabulary": 250}
+SHORT = {"steps": 8, "batch": 4, "draft_vocabulary": 250, "lr": 3e-4, "matrix_lr": 3e-3}
 MADE = {"layer_skip": {"texts": 4, "tokens": 32, "most": 0.7, "candidates": 2}}
 """What nothing trains has keys of its own."""
 

@@ -145,7 +145,7 @@ def test_a_full_disk_is_reported_with_the_path_and_the_next_run_goes_on(folder: 
     assert f"{RECORDS}/native/tiny/" in result.stderr and "No space left on device" in result.stderr
     assert "Traceback" not in result.stderr
     kept = {path.relative_to(folder / "kept"): path.stat().st_mtime_ns for path in (folder / "kept").rglob("*.jsonl")}
-    assert 0 < len(kept) < 8
+    assert len(kept) < 8 and any((folder / "kept").rglob("*.json*")), "records, or parts of cells that are not settled"
     assert all((folder / "all" / name).stat().st_mtime_ns == when for name, when in kept.items())
     (folder / RECORDS).rmdir()
     (folder / "all").rename(folder / RECORDS)
