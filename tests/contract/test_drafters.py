@@ -70,7 +70,7 @@ def small(request: pytest.FixtureRequest) -> Lab:
 @pytest.mark.parametrize("method", METHODS)
 def test_greedy_equals_autoregressive(lab: Lab, method: str, k: int) -> None:
     drafter = lab.drafter(method)
-    for prompt in PROMPTS[:4]:
+    for prompt in PROMPTS[:2]:
         (found,) = generate(lab.target, drafter, [prompt], k=k, max_new_tokens=40, temperature=0)
         assert found.tokens == plain(lab, tuple(prompt))
         check_accounting(found, 40, 0)
@@ -78,13 +78,13 @@ def test_greedy_equals_autoregressive(lab: Lab, method: str, k: int) -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("method", METHODS)
-def test_a_batch_of_eight_equals_its_rows_alone_and_their_accounting_adds_up(
+def test_a_batch_equals_its_rows_alone_and_their_accounting_adds_up(
     lab: Lab, method: str, temperature: float
 ) -> None:
     """One drafter for all, as engines have it: nothing of a prompt may reach the next."""
-    drafter, seeds = lab.drafter(method), range(11, 11 + len(PROMPTS))
-    batch = generate(lab.target, drafter, PROMPTS, k=4, max_new_tokens=17, temperature=temperature, seeds=seeds)
-    for prompt, seed, together in zip(PROMPTS, seeds, batch, strict=True):
+    drafter, prompts, seeds = lab.drafter(method), PROMPTS[::2], range(11, 15)
+    batch = generate(lab.target, drafter, prompts, k=4, max_new_tokens=17, temperature=temperature, seeds=seeds)
+    for prompt, seed, together in zip(prompts, seeds, batch, strict=True):
         (alone,) = generate(
             lab.target, drafter, [prompt], k=4, max_new_tokens=17, temperature=temperature, seeds=[seed]
         )

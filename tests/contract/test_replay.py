@@ -107,9 +107,9 @@ def test_the_host_waits_once_a_round(
 ) -> None:
     """Counted as the difference of two lengths, so that what the first rounds of a shape cost does not count."""
     drafter = lab.drafter(method)
-    rounds_and_waits(lab, drafter, temperature, 60, monkeypatch)  # every shape is recorded
-    few, waits_few = rounds_and_waits(lab, drafter, temperature, 20, monkeypatch)
-    many, waits_many = rounds_and_waits(lab, drafter, temperature, 60, monkeypatch)
+    rounds_and_waits(lab, drafter, temperature, 32, monkeypatch)  # every shape is recorded
+    few, waits_few = rounds_and_waits(lab, drafter, temperature, 10, monkeypatch)
+    many, waits_many = rounds_and_waits(lab, drafter, temperature, 32, monkeypatch)
     # Lookahead reads its window, which rides along, besides the verdict; what goes over a network passes through the
     # host: random numbers on their way out, probabilities (converted, then sent) on their way in.
     allowed = {"lookahead": 2, "remote_draft": 3 if temperature else 1}.get(method, 1)
