@@ -190,7 +190,6 @@ def test_engines_that_serve_get_the_revisions(tmp_path: Path) -> None:
         ("tiny/none\t\t", {}, "tiny/none: neither a folder here nor on the hub, or private"),
         ("tiny/none\t\t", {"HF_TOKEN": "hf_stranger"}, "tiny/none: neither a folder here nor on the hub, or private"),
         ("tiny/target\t\tv2", {}, "tiny/target: the hub has no revision 'v2' of it; correct it in its row"),
-        ("tiny/target\ttiny/headless\t", {}, "tiny/headless: its repository holds no config.json"),
         ("tiny/target\t\t", {"HF_HUB_OFFLINE": "1"}, "(HF_HUB_OFFLINE) and the cache does not hold it"),
     ],
 )
@@ -200,13 +199,22 @@ def test_refusals_name_the_fix(
     hub.add("tiny/target", STORIES)
     for name in ("tiny/gated", "meta-llama/Llama-3.1-8B-Instruct"):
         hub.add(name, STORIES, gated=True)
-    hub.add("tiny/headless", {"README.md": b"nothing"})
     Path("configs/pairs.tsv").write_text(f"{PAIR}stories\t{row}\n")
-    study("draft_model" if "headless" in row else "ngram")
-    result = specrig(*job("draft_model" if "headless" in row else "ngram"), **environment)
+    study("ngram")
+    result = specrig(*job("ngram"), **environment)
     assert result.returncode == 2 and expected in result.stderr, result.stderr
     assert "Traceback" not in result.stderr and len(result.stderr.splitlines()) < 6
     assert not any("safetensors" in line for line in hub.requests), "refused before any weight is read"
+
+
+def test_a_draft_without_a_config_fails_its_cells_alone(hub: HubServer, specrig: Command) -> None:
+    hub.add("tiny/target", STORIES)
+    hub.add("tiny/headless", {"README.md": b"nothing"})
+    Path("configs/pairs.tsv").write_text(f"{PAIR}stories\ttiny/target\ttiny/headless\t\n")
+    study("draft_model")
+    result = specrig(*job("draft_model"))
+    assert "failed: FileMissingError: tiny/headless: its repository holds no config.json" in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 @pytest.mark.parametrize(("down", "reason"), [(True, "503 Service Unavailable"), (False, "Connection refused")])
