@@ -357,7 +357,7 @@ ALTERNATING = "{% for m in messages %}{% if m.role not in ('user', 'model') %}{{
         (CHATML, {"template_args": "{1"}, r"template_args: [^→]*→ not JSON"),
         (CHATML, {"template_args": '{"messages": 1}'}, r"every template is given messages already"),
         (CHATML, {"chat": "", "system": "Be brief."}, r"system is for chat templates: set chat to yes"),
-        ("{% for n in range(300) %}x{% endfor %}" + CHATML, {}, r"prompt '0' of task 'own' has 3\d\d tokens and 8 are to follow"),
+        ("{% for n in range(300) %}x{% endfor %}" + CHATML, {}, r"prompt '0' of task 'own': it has 3\d\d tokens and 8 are to follow"),
     ],
 )  # fmt: skip
 def test_what_a_template_refuses_is_said_when_planned(study: Callable[..., Path], text: str, row: dict[str, str], says: str) -> None:  # fmt: skip

@@ -429,9 +429,10 @@ def test_planning_names_a_wrong_claim(workplace: Path, capsys: pytest.CaptureFix
     file.write_text(file.read_text().replace("1.66,1.66", "1.66,fast"))
     assert cli.main(["plan", "configs/test.yaml"]) == 2
     assert "configs/reported.csv:4: high" in capsys.readouterr().err
-    file.unlink()
-    assert cli.main(["plan", "configs/test.yaml"]) == 2
-    assert "configs/reported.csv: no such table" in capsys.readouterr().err
+    config = Path("configs/mine.yaml")
+    config.write_text(Path("configs/test.yaml").read_text() + "tables: {reported: configs/mine.csv}\n")
+    assert cli.main(["plan", str(config)]) == 2
+    assert "configs/mine.csv: no such table" in capsys.readouterr().err
 
 
 @pytest.fixture

@@ -99,7 +99,7 @@ def test_it_prints_the_text_and_what_the_colours_mean(
     ("arguments", "expected"),
     [
         (["--method", "eagel"], "did you mean 'eagle'?"),
-        (["--k", "40"], "--k: k = 40 is outside 1 to 16"),
+        (["--k", "40"], "Invalid value for '--k'"),
         (["--option", "nodes=3"], "--option nodes: unknown option"),
         (["--option", "acceptance=[exact, block]"], "one cell runs"),
         (["--option", "acceptance"], "not name=value"),

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from gguf_files import BOS, EOS, TEMPLATE, TURN, USER, LlamaCpp, byte_level, pieces, tiny, write
+from runs import own_study
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -266,9 +267,8 @@ def test_without_llamacpp_the_text_says_that_nothing_was_compared(
 
 def test_a_conversion_says_nothing(file: Path, tmp_path: Path, workplace: Path) -> None:
     """Neither warnings nor bars of other packages, of which a log in a file would hold hundreds."""
-    Path("configs/pairs.tsv").write_text(f"pair\ttarget\tdtype\nmine\t{file}\tbfloat16\n")
-    Path("configs/mine.yaml").write_text("study: mine\npairs: [mine]\ntasks: [code]\nmethods: [ngram]\n")
-    study = load_study(Path("configs/mine.yaml"))
+    table = f"pair\ttarget\tdtype\nmine\t{file}\tbfloat16\n"
+    study = load_study(own_study("mine", table, ["one two"], max_new_tokens=8, methods=["ngram"]))
     path = tmp_path / "study.json"
     path.write_text(study.model_dump_json())
     (source,) = study.grid.converted
@@ -438,11 +438,8 @@ def test_two_files_of_one_name_are_not_taken_for_one(file: Path, tmp_path: Path,
 
 
 def test_a_study_knows_what_it_converts(file: Path, workplace: Path) -> None:
-    Path("configs/pairs.tsv").write_text(
-        f"pair\ttarget\tdraft\tdtype\nmine\t{file}\t{file}\tbfloat16\nother\t{file}\t\tfloat32\n"
-    )
-    Path("configs/mine.yaml").write_text("study: mine\npairs: [mine, other]\ntasks: [code]\nmethods: [ngram]\n")
-    study = load_study(Path("configs/mine.yaml"))
+    table = f"pair\ttarget\tdraft\tdtype\nmine\t{file}\t{file}\tbfloat16\nother\t{file}\t\tfloat32\n"
+    study = load_study(own_study("mine", table, ["one two"], max_new_tokens=8, methods=["ngram"]))
     assert study.grid.converted == {
         "tiny.F32-bfloat16": (str(file), "bfloat16"),
         "tiny.F32-float32": (str(file), "float32"),

@@ -299,8 +299,7 @@ def _check_own_prompts(study: Study, name: str, row: Task, pairs: Iterable[str],
                 files = replace(study.paths.pair_files(pair, study.root), target=target)
                 fitting(prompts, name, files, study.max_new_tokens)
     except (PromptError, ModelError) as error:
-        fix = row.notes or "correct the row or the file"
-        problems.row(study.tables.tasks, None, f"row {name!r}", str(error), fix)
+        problems.row(study.tables.tasks, None, f"row {name!r}", str(error), "correct the row or the file")
 
 
 def _check_contexts(study: Study, problems: Problems) -> None:

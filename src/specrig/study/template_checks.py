@@ -84,7 +84,7 @@ def _check_task(study: Study, task: str, pair: Pair, template: ChatTemplate, pro
         if isinstance(cause, ChatTemplateError):
             problems.row(file, None, where, f"pair {pair.pair!r}: {cause.reason}", cause.fix)
         else:
-            problems.row(file, None, where, str(error), row.notes or "correct the row or the file")
+            problems.row(file, None, where, str(error), "correct the row or the file")
     except ModelError as error:
         problems.row(file, None, where, str(error), "correct the model's files, or leave the pair out")
 
