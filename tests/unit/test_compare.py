@@ -77,7 +77,7 @@ def test_changed_outputs_are_counted(base: Path, twin: Path) -> None:
 
     change_records(twin, change)
     cells = compare_cells(read_study(base), read_study(twin))
-    assert (cells["equal_outputs"] == 14).all() and (cells["common_outputs"] == 16).all()
+    assert (cells["equal_outputs"] == 7).all() and (cells["common_outputs"] == 8).all()
 
 
 def test_one_table_is_printed_and_written(
@@ -86,7 +86,7 @@ def test_one_table_is_printed_and_written(
     change_records(twin, slow_ngram)
     assert main(["compare", str(base), str(twin)]) == 0
     printed = capsys.readouterr().out
-    assert "24 drafting cells were measured in both studies" in printed and "16 of 16" in printed
+    assert "24 drafting cells were measured in both studies" in printed and "8 of 8" in printed
     page, table = tmp_path / "changes.html", tmp_path / "changes.csv"
     assert main(["compare", str(base), str(twin), "--html", str(page), "--csv", str(table), "--json"]) == 0
     values = json.loads(capsys.readouterr().out)["cells"]
