@@ -367,7 +367,9 @@ def translations(english: str) -> dict[str, bytes]:
 
 def articles() -> dict[str, bytes]:
     """A data set as XSum's, in JSON lines."""
-    found = [{"id": f"a{number}", "document": f"{number}: {BEGINNING} {REST} " * 3, "summary": REST} for number in range(3)]
+    found = [
+        {"id": f"a{number}", "document": f"{number}: {BEGINNING} {REST} " * 3, "summary": REST} for number in range(3)
+    ]
     return {"test.jsonl": "".join(json.dumps(article) + "\n" for article in found).encode()}
 
 
