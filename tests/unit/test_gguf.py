@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 import torch
 from gguf_files import BOS, EOS, TEMPLATE, TURN, USER, LlamaCpp, byte_level, pieces, tiny, write
-from runs import own_study
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from runs import own_study
 from specrig import cli
 from specrig.cell import Cell
 from specrig.engines.native import Native
