@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import torch
 from model_folders import language_model, tokenizer
-from runs import own_study
 from safetensors.torch import load_file, save_file
 
+from runs import own_study
 from specrig.cell import Cell
 from specrig.cli import main
 from specrig.decoding.drafters import registry
