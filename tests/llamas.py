@@ -40,7 +40,6 @@ def random_llama(
                 tie_word_embeddings=True,
                 bos_token_id=None,
                 eos_token_id=0,
-                pad_token_id=0,
             )
         )
 

@@ -124,7 +124,6 @@ def untrained(shape: Shape, vocabulary: int, ends: Iterable[int], seed: int) -> 
         tie_word_embeddings=True,
         bos_token_id=ends[0],
         eos_token_id=ends[0] if len(ends) == 1 else ends,
-        pad_token_id=ends[0],
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
