@@ -14,7 +14,7 @@ from statistics import median
 from specrig.analysis import cost_model
 from specrig.analysis.cost_model import Size
 from specrig.decoding.drafters import registry as methods
-from specrig.models import facts
+from specrig.models import facts, hub
 from specrig.models.facts.devices import Device, devices, find_device
 from specrig.models.gate import check_decoder, other_vocabulary
 from specrig.models.pair import ModelError
@@ -218,15 +218,18 @@ def _gate(pair: Pair) -> str | None:
     try:
         for folder in _local(pair):
             check_decoder(folder)
+        _ = _difference(pair)
     except ModelError as error:
         return str(error)
     return facts.impossible(pair.target, pair.draft)
 
 
 def _difference(pair: Pair) -> str | None:
-    """In what the draft's vocabulary is another than the target's, as far as that is known here."""
+    """In what the draft's vocabulary is another than the target's, as far as that is known here. Raises ModelError for a
+    damaged tokenizer.
+    """
     if len(local := _local(pair)) == 2:
-        with suppress(ModelError):  # a file that cannot be read
+        with suppress(hub.FileMissingError):  # a folder with a config.json alone, for random weights
             return other_vocabulary(*local)
     return facts.other_vocabulary(pair.target, pair.draft) if pair.draft else None
 
