@@ -145,7 +145,9 @@ def _json(text: str, source: str) -> Iterator[Row]:
         try:
             content = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise PromptError(f"{source}: not JSON ({_json_fault(error)}); correct the file") from None
+            line = getattr(error, "lineno", None) or (1 if "\n" not in text.rstrip() else None)
+            location = f"{source}:{line}" if line else source  # other faults than of syntax name no line
+            raise PromptError(f"{location}: not JSON ({_json_fault(error)}); correct the file") from None
         lists = [value for value in content.values() if isinstance(value, list)] if isinstance(content, dict) else []
         rows = content if isinstance(content, list) else lists[0] if len(lists) == 1 else [content]
         for number, row in enumerate(rows, 1):
