@@ -39,7 +39,8 @@ from specrig.training.stages import FILES, STAGES, TEXT
 
 NAMES = sorted(heads.trained())
 NEURAL = sorted(name for name, kind in heads.trained().items() if issubclass(kind, NeuralHead))
-SHORT = {"steps": 8, "batch": 4, "draft_vocabulary": 250, "lr": 3e-4, "matrix_lr": 3e-3}
+SHORT = {"steps": 8, "batch": 6, "draft_vocabulary": 250}
+"""Twice through the 24 texts of the pair."""
 MADE = {"layer_skip": {"texts": 4, "tokens": 32, "most": 0.7, "candidates": 2}}
 """What nothing trains has keys of its own."""
 
@@ -100,7 +101,8 @@ def test_it_is_made_and_its_curve_says_what_to_expect(pair: tuple[str, Path]) ->
     rows = lines(folder / name)
     if name in NEURAL:
         losses = [row["loss"] for row in rows if "loss" in row]
-        assert len(losses) == SHORT["steps"] and min(losses[-4:]) < losses[0]
+        # Some texts are twice as hard as others, so what compares is all of them.
+        assert len(losses) == SHORT["steps"] and sum(losses[4:]) < sum(losses[:4])
         measured = [row for row in rows if "acceptance" in row]
         assert [row["step"] for row in measured] == [4, 8], "evenly spread, the last at the end"
         for row in measured:
