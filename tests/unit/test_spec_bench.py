@@ -123,7 +123,9 @@ def test_references_reach_the_scores(config: Path) -> None:
 def test_prompts_beyond_the_context_are_refused_while_planning(config: Path) -> None:
     settings = yaml.safe_load(config.read_text()) | {"tasks": ["too_long"]}
     config.write_text(yaml.safe_dump(settings))
-    with pytest.raises(StudyError, match=r"prompt '\d+' of task 'too_long' has \d+ tokens .* holds 512: shorten it"):
+    with pytest.raises(
+        StudyError, match=r"prompt '\d+' of task 'too_long': it has \d+ tokens .* holds 512.*: shorten it"
+    ):
         load_study(config)
 
 

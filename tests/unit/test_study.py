@@ -334,7 +334,7 @@ def test_a_prompt_too_long_for_a_pair_of_an_entry_is_named(workplace: Path) -> N
     table = "pair\ttarget\ntiny\towner/model\nother\ttests/data/tiny/target\n"
     Path("configs/pairs.tsv").write_text(table)
     entry = {"method": "ngram", "pairs": "other"}
-    assert "prompt '0' of task 'mine' has" in problem_of(tasks=["mine"], methods=["ngram", entry])
+    assert "prompt '0' of task 'mine': it has" in problem_of(tasks=["mine"], methods=["ngram", entry])
     load_study(written(tasks=["mine"], methods=["ngram"]))
 
 

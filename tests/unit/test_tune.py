@@ -129,4 +129,6 @@ def test_a_race_that_was_interrupted_goes_on(
 
 def test_models_that_are_not_made_yet_are_named(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["tune", "configs/test.yaml"]) == 2
-    assert "target/config.json is not there yet" in (said := capsys.readouterr().err) and "-O measure" in said
+    assert (
+        "models/tiny/medusa/config.json is not there yet" in (said := capsys.readouterr().err) and "-O measure" in said
+    )
