@@ -78,9 +78,7 @@ def test_greedy_equals_autoregressive(lab: Lab, method: str, k: int) -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("method", METHODS)
-def test_a_batch_equals_its_rows_alone_and_their_accounting_adds_up(
-    lab: Lab, method: str, temperature: float
-) -> None:
+def test_a_batch_equals_its_rows_alone_and_their_accounting_adds_up(lab: Lab, method: str, temperature: float) -> None:
     """One drafter for all, as engines have it: nothing of a prompt may reach the next."""
     drafter, prompts, seeds = lab.drafter(method), PROMPTS[::2], range(11, 15)
     batch = generate(lab.target, drafter, prompts, k=4, max_new_tokens=17, temperature=temperature, seeds=seeds)
