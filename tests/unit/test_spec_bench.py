@@ -139,8 +139,10 @@ def test_prompts_are_checked_again_before_the_models_load(config: Path) -> None:
         "load_study(Path(sys.argv[1]))\nNative.__init__ = lambda *_, **__: sys.exit('a model is being "
         "loaded')\nrunner.measure(study, 'native', 'stories', ['draft_model'])\n"
     )
-    Path("study.json").write_text(longer.model_dump_json())
-    result = subprocess.run([sys.executable, "-c", code, "study.json"], capture_output=True, text=True, check=False)
+    file = study.root / "study.json"
+    file.parent.mkdir(parents=True)
+    file.write_text(longer.model_dump_json())
+    result = subprocess.run([sys.executable, "-c", code, str(file)], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     assert "480 are to follow" in result.stderr
     index = json.loads((study.root / "records/native/stories/draft_model/index.json").read_text())
