@@ -10,8 +10,8 @@ from specrig.files import write_atomically
 
 TEXTS = frozenset(
     [
-        *["id", "engine", "pair", "method", "variant", "label", "task", "test", "finding", "ks", "chosen_ks"],
-        *["cross_fitted_ks", "cross_fitted_disturbed", "disturbed", "scorer", "note", "reference", "reason", "loop"],
+        *["id", "engine", "pair", "method", "variant", "label", "task", "test", "finding", "ks"],
+        *["scorer", "note", "reference", "reason", "loop"],
         *["side", "digest", "verdict", "source", "target", "draft", "hardware", "precision", "metric", "cell"],
         *["command", "reported_speedup", "reported_conditions", "reported_task"],
     ]

@@ -14,8 +14,10 @@ import pytest
 from synthetic import write_study
 
 from specrig.cli import main
+from specrig.measurement.records import SCHEMA_VERSION
 from specrig.report.study_data import read_study
 from specrig.sharing.compare import ComparisonError, compare, compare_cells
+from specrig.sharing.manifest import Manifest
 
 METHODS = ("draft_model", "ngram", "medusa")
 
@@ -104,4 +106,19 @@ def test_what_cannot_be_compared_is_refused(base: Path, tmp_path: Path) -> None:
         compare(base, tmp_path)
     shutil.rmtree(other / "records")
     with pytest.raises(ComparisonError, match="holds no records"):
+        compare(base, other)
+    old = Manifest(
+        study="old",
+        hardware="cpu",
+        measured="",
+        measured_with=[],
+        specrig="0.9",
+        record_schema=1,
+        left_out=[],
+        pairs=[],
+    )
+    (other / "manifest.json").write_text(old.model_dump_json())
+    with pytest.raises(
+        ComparisonError, match=rf"schema is 1, this SpecRig reads {SCHEMA_VERSION}; .*git checkout v0\.9"
+    ):
         compare(base, other)

@@ -106,7 +106,7 @@ def test_the_set_that_is_found_is_the_best_on_its_way(pair: tuple[Recipe, Path],
     best = max(rows, key=lambda row: row["predicted_speedup"])
     assert best["skipped"] == skipped
     table = load_file(one / "model.safetensors")["agreement"]
-    assert table.shape == (3, 4) and (table >= 0).sum(1).tolist() == [4, 3, 2]
+    assert table.shape == (3, 4) and (table >= 0).sum(1).tolist() == [4, 2, 2], "all, then two candidates"
 
 
 def test_excerpts_hold_what_the_target_wrote() -> None:

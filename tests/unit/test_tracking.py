@@ -254,7 +254,7 @@ def test_a_run_that_is_cut_says_so_and_is_replaced(study: Path, monkeypatch: pyt
     measure_again(study, 4)
     monkeypatch.setattr(tracking.Writer, "_log_files", fail)
     assert "database is locked" in track(study).error
-    assert "FAILED" in {run.info.status for run in runs(study).values()}
+    assert "FAILED" in {run.info.status for run in client(study).search_runs(["1"])}, "beside one of the same name"
     monkeypatch.undo()
     assert not track(study).error
     assert set(ids(study)) == RUNS and {run.info.status for run in runs(study).values()} == {"FINISHED"}

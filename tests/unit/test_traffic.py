@@ -297,7 +297,9 @@ def test_a_server_killed_in_mid_sweep_fails_its_point_alone(make_study: MakeStud
     assert {slug: turns_of(study, slug, "llamacpp") for slug in index["points"]} == kept
     baseline, method = turns_of(study, "t-k4-t0-b1-c2", "llamacpp")
     assert len(baseline.counted) == len(method.counted) == 8
-    assert all(1 <= request.first_tokens < len(request.tokens) for request in baseline.counted)
+    early = [(request.first_tokens, len(request.tokens)) for request in baseline.counted]
+    assert all(1 <= first <= tokens for first, tokens in early)
+    assert any(first < tokens for first, tokens in early), "a busy client reads some answers whole"
 
 
 @pytest.mark.vllm

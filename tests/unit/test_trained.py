@@ -184,7 +184,7 @@ def test_a_plan_says_what_training_for_a_target_takes(workplace: Path) -> None:
     flop = float(small.split("(")[1].split(" PFLOP")[0])
     model_folder("deep", vocabulary=1000, layers=300)
     larger = training(study_of("own\tmodels/deep\ttrained\t\ttrained\n"))
-    assert float(larger.split("(")[1].split(" PFLOP")[0]) > 1.5 * flop, "the target that teaches is what counts"
+    assert float(larger.split("(")[1].split(" PFLOP")[0]) > 1.1 * flop, "the target that teaches counts"
     assert "without own, whose target's size is not known" in training(
         study_of("own\towner/model\ttrained\t\ttrained\n")
     )

@@ -118,15 +118,18 @@ def test_a_race_that_was_interrupted_goes_on(
     assert cli.main(["tune", str(eight), "--json"]) == 0
     (tuned,) = json.loads(capsys.readouterr().out)
     assert measured(0) == first, "what was measured is not measured again"
-    last = measured(1)
-    assert {record.prompt_id for record in last} == {"1", "2", "3", "4"}
+    more, last = measured(1), measured(2)
+    assert {record.prompt_id for record in more} == {"1"} and len(more) == 2
+    assert {record.prompt_id for record in last} == {"2", "3", "4", "5"}
     chosen = tuned["choice"]["cell"]
     assert {(record.cell.method, record.cell.k) for record in last} == {(chosen["method"], chosen["k"])}
-    assert (tuned["measured"], tuned["grid"]) == (2 * (5 + 3 * 4), 2 * 5 * 8)
-    assert all(record.run.tokens == record.baseline.tokens for record in first + last)
+    assert (tuned["measured"], tuned["grid"]) == (2 * (5 + 3 + 2 * 4), 2 * 5 * 8)
+    assert all(record.run.tokens == record.baseline.tokens for record in first + more + last)
     assert not Path("results/letters/records").exists(), "a study's own records are left alone"
 
 
 def test_models_that_are_not_made_yet_are_named(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["tune", "configs/test.yaml"]) == 2
-    assert "target/config.json is not there yet" in (said := capsys.readouterr().err) and "-O measure" in said
+    assert (
+        "models/tiny/medusa/config.json is not there yet" in (said := capsys.readouterr().err) and "-O measure" in said
+    )

@@ -19,6 +19,7 @@ import yaml
 from specrig import cli
 from specrig.cli import doctor
 from specrig.cli.examples import EXAMPLES
+from specrig.dag.ending import ENDING
 from specrig.planning.estimate import size_text, time_text
 from specrig.study.load import load_study
 from specrig.study.problems import read_config
@@ -179,8 +180,7 @@ sys.exit(7 if "--fail" in sys.argv else 0)
 def test_run_hands_its_arguments_to_snakemake(
     workplace: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert cli.main(["run"]) == 2
-    assert "no Snakefile" in capfd.readouterr().err
+    monkeypatch.setattr("specrig.cli.run.PROFILES", Path("profiles"))  # else that of the checkout
     Path("Snakefile").touch()
     for name in ("default", "slurm"):
         Path("profiles", name).mkdir(parents=True)
@@ -189,18 +189,19 @@ def test_run_hands_its_arguments_to_snakemake(
     Path("own").mkdir()
     Path("own/snakemake.py").write_text(FAKE)
     monkeypatch.setenv("PYTHONPATH", f"{Path('own').resolve()}:{os.environ.get('PYTHONPATH', '')}")
+    config = Path("configs/test.yaml").resolve()
     assert cli.main(["run", "configs/test.yaml"]) == 0
-    said = ["snakemake --configfile configs/test.yaml", "Report: reports/test/report.html", "Results: results/test"]
-    assert capfd.readouterr().out.splitlines() == said, "there was nothing to do"
-    written = Path("results/test/study.json")
-    written.parent.mkdir(parents=True)
-    written.touch()
-    os.utime(written, (2**32, 2**32))  # as if the run had jobs
+    said = [f"snakemake --snakefile Snakefile --configfile {config}"]
+    assert capfd.readouterr().out.splitlines() == said, "the workflow says the rest"
+    ending = Path("results/test", ENDING)
+    ending.parent.mkdir(parents=True)
+    ending.write_text("Report: report.html\n")
+    os.utime(ending, (1, 1))
     assert cli.main(["run", "configs/test.yaml"]) == 0
-    assert capfd.readouterr().out.splitlines() == said[:1], "the workflow says the rest"
+    assert capfd.readouterr().out.splitlines() == [*said, "Report: report.html"], "there was nothing to do"
     assert cli.main(["run", "configs/test.yaml", "--profile", "slurm", "-n", "--config", "prompts=4"]) == 0
     assert capfd.readouterr().out.split("\n")[0] == (
-        "snakemake --workflow-profile profiles/slurm -n --config prompts=4 --configfile configs/test.yaml"
+        f"snakemake --snakefile Snakefile --workflow-profile profiles/slurm -n --config prompts=4 --configfile {config}"
     )
     monkeypatch.setenv("SPECRIG_PROFILE", "slurm")
     assert cli.main(["run", "configs/test.yaml", "--fail"]) == 7

@@ -20,7 +20,7 @@ import pandas as pd
 from specrig.analysis.cells import IDENTITY, identity, row_dicts, row_identity
 from specrig.analysis.speedup import group_times, log_speedups
 from specrig.analysis.statistics import LEAST_UNITS, LEVEL, Estimate, interval, mean
-from specrig.measurement.records import Record
+from specrig.measurement.records import SCHEMA_VERSION, Record
 from specrig.report.documents.html_templates import html_template
 from specrig.report.grid import Grid, GridEntry, number, percent, range_of, text
 from specrig.report.grid import interval as interval_text
@@ -28,6 +28,7 @@ from specrig.report.labels import method_order, named, task_name
 from specrig.report.machine import commit, machine
 from specrig.report.study_data import StudyData, read_study
 from specrig.sharing.archive import is_publication, unpacked
+from specrig.sharing.manifest import read_manifest
 from specrig.study.load import load_study
 
 LEVELS = ("engine", "pair", "temperature", "batch_size")
@@ -159,10 +160,16 @@ def opened(path: Path) -> Iterator[StudyData]:
     """Yield the study at `path`, which may be removed again afterwards.
 
     path: `results/<study>`, `reports/published/<name>` or a study's config. Raises ComparisonError where there is no
-    study or where it has no records.
+    study, where it has no records, and where a publication's records have another schema than this code reads.
     """
     folder = load_study(path).root if path.is_file() else path
     if is_publication(folder):
+        manifest = read_manifest(folder)
+        if manifest.record_schema != SCHEMA_VERSION:
+            raise ComparisonError(
+                f"{path}: its record schema is {manifest.record_schema}, this SpecRig reads {SCHEMA_VERSION}; to compare "
+                f"it with a study of its time: {manifest.checkout}"
+            )
         with unpacked(folder) as results:
             yield _with_records(read_study(results), path)
     elif (folder / "study.json").is_file():

@@ -89,6 +89,11 @@ class Manifest(BaseModel):
         changes = " with uncommitted changes" if self.dirty else ""
         return f"SpecRig {self.specrig}" + (f", commit {self.commit[:12]}{changes}" if self.commit else "")
 
+    @property
+    def checkout(self) -> str:
+        """The command that brings the code that made the publication."""
+        return f"git checkout {self.commit or f'v{self.specrig}'}"
+
 
 def file_hashes(folder: Path) -> dict[str, str]:
     """Path below `folder` -> SHA-256, for every file except the manifest."""

@@ -55,13 +55,12 @@ def verify(folder: Path, show: Callable[[str], None]) -> Verification:
     measured = ", ".join(commit[:12] for commit in manifest.measured_with) or "not recorded"
     show(f"{folder}: {manifest.study} on {manifest.hardware}")
     show(f"measured with commit {measured}; published with {manifest.code}; verified with {running_code()}")
-    checkout = f"git checkout {manifest.commit or f'v{manifest.specrig}'}"
     findings, recomputed = [_hashes(folder, manifest)], False
     _show(findings[0], show)
     if manifest.record_schema != SCHEMA_VERSION:
         show(
             f"· records and tables are not checked: their record schema is {manifest.record_schema}, this code's "
-            f"{SCHEMA_VERSION}. To check them: {checkout}"
+            f"{SCHEMA_VERSION}. To check them: {manifest.checkout}"
         )
     else:
         try:
@@ -70,7 +69,9 @@ def verify(folder: Path, show: Callable[[str], None]) -> Verification:
                 findings.append(finding)
             recomputed = True
         except StudyError as error:
-            show(f"· records and tables are not checked: this code does not read study.json. To check them: {checkout}")
+            show(
+                f"· records and tables are not checked: this code does not read study.json. To check them: {manifest.checkout}"
+            )
             show(f"    {error}")
         except (PublicationError, RecordError) as error:
             findings.append(Finding("records.tar.xz", "not readable", [str(error)]))
@@ -78,7 +79,7 @@ def verify(folder: Path, show: Callable[[str], None]) -> Verification:
     verification = Verification(manifest, findings, recomputed)
     if verification.differences:
         other = (
-            f" Other code made this publication: {checkout} verifies with it."
+            f" Other code made this publication: {manifest.checkout} verifies with it."
             if manifest.code != running_code()
             else ""
         )
