@@ -123,13 +123,9 @@ def test_references_reach_the_scores(config: Path) -> None:
 def test_prompts_beyond_the_context_are_refused_while_planning(config: Path) -> None:
     settings = yaml.safe_load(config.read_text()) | {"tasks": ["too_long"]}
     config.write_text(yaml.safe_dump(settings))
-<<<<<<< HEAD
-    with pytest.raises(StudyError, match=r"prompt '\d+' of task 'too_long': it has \d+ tokens .* holds 512 .*: shorten it"):
-=======
     with pytest.raises(
-        StudyError, match=r"prompt '\d+' of task 'too_long': it has \d+ tokens .* holds 512.*: shorten it"
+        StudyError, match=r"prompt '\d+' of task 'too_long': it has \d+ tokens .* holds 512 .*: shorten it"
     ):
->>>>>>> fixd
         load_study(config)
 
 
@@ -143,17 +139,10 @@ def test_prompts_are_checked_again_before_the_models_load(config: Path) -> None:
         "load_study(Path(sys.argv[1]))\nNative.__init__ = lambda *_, **__: sys.exit('a model is being "
         "loaded')\nrunner.measure(study, 'native', 'stories', ['draft_model'])\n"
     )
-<<<<<<< HEAD
     resolved = study.root / "study.json"
     resolved.parent.mkdir(parents=True, exist_ok=True)
     resolved.write_text(longer.model_dump_json())
     result = subprocess.run([sys.executable, "-c", code, resolved], capture_output=True, text=True, check=False)
-=======
-    file = study.root / "study.json"
-    file.parent.mkdir(parents=True)
-    file.write_text(longer.model_dump_json())
-    result = subprocess.run([sys.executable, "-c", code, str(file)], capture_output=True, text=True, check=False)
->>>>>>> fixd
     assert result.returncode == 0, result.stderr
     assert "480 are to follow" in result.stderr
     index = json.loads((study.root / "records/native/stories/draft_model/index.json").read_text())
