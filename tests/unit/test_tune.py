@@ -88,7 +88,7 @@ def test_a_cell_that_fails_leaves_the_race() -> None:
 @pytest.fixture
 def eight(letters: Path) -> Path:
     """The study `letters` with eight prompts."""
-    texts = "thequick brownfox jumpsover thelazydog andruns andruns sheseesit hedoesnot".split()
+    texts = "thequick brownfox jumpsover thelazydog andruns shesings sheseesit hedoesnot".split()
     lines = [json.dumps({"id": str(number), "prompt": text}) + "\n" for number, text in enumerate(texts)]
     Path("prompts.jsonl").write_text("".join(lines))
     letters.write_text(yaml.safe_dump(yaml.safe_load(letters.read_text()) | {"prompts": 8}))
