@@ -77,6 +77,15 @@ def test_the_optimiser_learns_and_its_rate_warms_up_and_falls_to_zero(optimizer:
     assert rates[19] == 1.0 and rates[-1] == pytest.approx(0.05)
 
 
+def test_a_new_model_reads_its_end_token_as_any_other() -> None:
+    """Torch would begin the embedding of a token that counts as padding at zero, and keep it from learning."""
+    embedding = untrained(
+        Shape(layers=1, hidden=32, heads=2, intermediate=48, context=64), 97, (5,), 0
+    ).model.embed_tokens
+    embedding(torch.tensor([5])).sum().backward()
+    assert embedding.weight[5].any() and embedding.weight.grad[5].all()
+
+
 def test_an_optimiser_goes_on_from_its_state() -> None:
     """With Muon's momentum, AdamW's moments and the place in the schedule."""
     settings, weights = Optimisation(steps=6), []

@@ -18,8 +18,6 @@ from specrig.training.recipe import Optimisation
 _ITERATIONS = 5
 _OUTER = {"embedding", "lm_head"}
 """Matrices over the vocabulary, whose rows are tokens: AdamW learns them."""
-_SPLITS = {"qkv": 3, "kv": 2, "gate_up": 2}
-"""Fused matrices hold that many matrices of the model; each is orthogonalised by itself."""
 
 
 def orthogonalise(matrices: Tensor) -> Tensor:
@@ -45,16 +43,16 @@ def orthogonalise(matrices: Tensor) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Muon for matrices. A group's `splits` says how many matrices each of its parameters holds, one above another."""
+    """Muon for matrices."""
 
-    def __init__(self, groups: Iterable[dict[str, Any]], lr: float, weight_decay: float) -> None:
-        super().__init__(groups, {"lr": lr, "weight_decay": weight_decay, "splits": 1})
+    def __init__(self, matrices: Iterable[nn.Parameter], lr: float, weight_decay: float) -> None:
+        super().__init__(matrices, {"lr": lr, "weight_decay": weight_decay})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Apply the gradients."""
         for group in self.param_groups:
-            lr, splits = group["lr"], group["splits"]
+            lr = group["lr"]
             for parameter in group["params"]:
                 if parameter.grad is None:
                     continue
@@ -62,11 +60,11 @@ class Muon(torch.optim.Optimizer):
                 momentum = state.setdefault("momentum", torch.zeros_like(parameter))
                 # Nesterov momentum 0.95: the gradient, moved towards its running mean.
                 momentum.lerp_(parameter.grad, 0.05)
-                rows, columns = parameter.shape[0] // splits, parameter.shape[1]
-                update = orthogonalise(torch.lerp(parameter.grad, momentum, 0.95).view(splits, rows, columns))
+                rows, columns = parameter.shape
+                update = orthogonalise(torch.lerp(parameter.grad, momentum, 0.95).unsqueeze(0)).squeeze(0)
                 parameter.mul_(1 - lr * group["weight_decay"])
                 # Tall matrices take larger steps, so that the change of a layer's output does not depend on its shape.
-                parameter.add_(update.float().reshape(parameter.shape), alpha=-lr * max(1.0, rows / columns) ** 0.5)
+                parameter.add_(update.float(), alpha=-lr * max(1.0, rows / columns) ** 0.5)
 
 
 class Optimizer:
@@ -77,23 +75,19 @@ class Optimizer:
         self.settings, self.steps = settings, 0
         outer_at = {tensor.data_ptr() for tensor in outer}
         self.parameters = list(model.parameters())
-        inner: dict[int, list[nn.Parameter]] = {}
+        inner: list[nn.Parameter] = []
         rest: list[nn.Parameter] = []
         for name, parameter in model.named_parameters():
             last = name.rsplit(".", 1)[-1]
             inside = parameter.ndim == 2 and last not in _OUTER and parameter.data_ptr() not in outer_at
-            if settings.optimizer == "muon" and inside:
-                inner.setdefault(_SPLITS.get(last, 1), []).append(parameter)
-            else:
-                rest.append(parameter)
+            (inner if settings.optimizer == "muon" and inside else rest).append(parameter)
         decay, self.optimizers = settings.weight_decay, list[torch.optim.Optimizer]()
         if rest:
             betas = (0.9, 0.95)
             adam = torch.optim.AdamW(rest, settings.lr, betas, eps=1e-10, weight_decay=decay, fused=True)
             self.optimizers.append(adam)
         if inner:
-            groups = [{"params": params, "splits": splits} for splits, params in inner.items()]
-            self.optimizers.append(Muon(groups, settings.matrix_lr, decay))
+            self.optimizers.append(Muon(inner, settings.matrix_lr, decay))
         self.peaks = [[group["lr"] for group in optimizer.param_groups] for optimizer in self.optimizers]
 
     def state_dict(self) -> dict[str, Any]:

@@ -9,18 +9,18 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from specrig.settings import Settings, as_path, from_home
+from specrig.tasks.sources import is_data_file
 
 SELF: Literal["self"] = "self"
 """The target asks itself (Magpie, arXiv:2406.08464)."""
-DATA_FILES = (".jsonl", ".csv", ".parquet")
 
 
 class PromptSource(Settings):
     """One source of requests."""
 
     source: Annotated[str, as_path, from_home] = Field(min_length=1)
-    """`self`: the target asks itself; a .jsonl, .csv or .parquet file whose rows have `prompt`, `turns` or `messages`;
-    or a hub data set (`owner/name`).
+    """`self`: the target asks itself; a file of any format that tasks read, whose rows have `prompt`, `turns` or
+    `messages`; or a hub data set (`owner/name`).
     """
     config: str | None = None
     """For a hub data set: its configuration."""
@@ -34,7 +34,7 @@ class PromptSource(Settings):
         """Who has the requests."""
         if self.source == SELF:
             return SELF
-        return "file" if Path(self.source).suffix in DATA_FILES or self.source.count("/") != 1 else "hub"
+        return "file" if is_data_file(self.source) or self.source.count("/") != 1 else "hub"
 
     @property
     def name(self) -> str:
