@@ -43,14 +43,15 @@ onstart:
 
 onsuccess:
     dag.forget_states()
+    failed = failed_cells(STUDY.root)
     print(
         "",
-        end(STUDY.root, STUDY.report),
+        end(STUDY.root, STUDY.report, failed),
         dag.retry_tracking(),
         sep="\n",
         file=sys.stderr,
     )
-    if code := exit_code(STUDY.root):
+    if code := exit_code(failed):
         sys.exit(code)
 
 

@@ -26,7 +26,7 @@ from specrig.audit.multiple_testing import LLAMA_CPP, REFERENCE, UNIFORMITY
 from specrig.audit.reference import BaselineCheck, Request, check_baseline
 from specrig.audit.references import Output
 from specrig.audit.run import COLUMNS, AuditTarget, audit_records
-from specrig.dag.ending import ending
+from specrig.dag.ending import ending, failed_cells
 from specrig.measurement.records import Record, study_records
 from specrig.measurement.runner import measure
 from specrig.models import gate
@@ -327,7 +327,7 @@ def test_a_study_whose_plain_decoding_fails_names_no_winner(tmp_path: Path) -> N
         results = StudyResults(read_study(folder))
         page = write_report(folder, tmp_path / "report.html").read_text()
         abstract = " ".join(contents(results, "print", ()).abstract)
-        return ending(folder, Path("report.html")), results, page, abstract
+        return ending(folder, Path("report.html"), failed_cells(folder)), results, page, abstract
 
     (folder / "audit").mkdir()
     row = f"native,tiny,autoregressive,,code,0.0,{LLAMA_CPP},0,1,,,{{}},a finding\n"

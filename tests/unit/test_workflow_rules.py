@@ -16,7 +16,7 @@ from synthetic import write_job, write_study
 
 from specrig import cli
 from specrig.dag.command_line import forces_measuring, with_names_as_written
-from specrig.dag.ending import KEEP_FAILED, ending, exit_code
+from specrig.dag.ending import KEEP_FAILED, ending, exit_code, failed_cells
 from specrig.dag.rules import Rules, memory, minutes
 from specrig.measurement.failures import count_failures
 from specrig.planning.estimate import Demand
@@ -214,16 +214,16 @@ def test_a_run_whose_cells_failed_names_them_last_and_ends_with_1(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write_study(tmp_path / "made_up")
-    assert exit_code(folder) == 0
+    assert exit_code(failed_cells(folder)) == 0
     index = next((folder / "records").glob("*/*/*/index.json"))
     content = json.loads(index.read_text())
     index.write_text(json.dumps(content | {"failed": {"code-k9-t0-b1": "out of\n  memory"}}))
-    *_, title, cell = ending(folder, Path("report.html")).splitlines()
+    *_, title, cell = ending(folder, Path("report.html"), failed_cells(folder)).splitlines()
     assert title == "Not measured (1), the next run tries again:"
     assert cell == f"  {'/'.join(index.parent.parts[-3:])}/code-k9-t0-b1: out of memory"
-    assert exit_code(folder) == 1
+    assert exit_code(failed_cells(folder)) == 1
     monkeypatch.setenv(KEEP_FAILED, "1")
-    assert exit_code(folder) == 0
+    assert exit_code(failed_cells(folder)) == 0
 
 
 def test_the_command_line_is_read_as_it_was_written() -> None:
@@ -236,9 +236,9 @@ def test_the_command_line_is_read_as_it_was_written() -> None:
 
 
 def test_a_run_ends_with_the_answer_where_it_made_tables(tmp_path: Path) -> None:
-    assert ending(tmp_path, Path("report.html")) == f"Report: report.html\nResults: {tmp_path}"
+    assert ending(tmp_path, Path("report.html"), failed_cells(tmp_path)) == f"Report: report.html\nResults: {tmp_path}"
     folder = write_study(tmp_path / "made_up")
     write_tables(folder, folder / "tables")
-    answer, report, _ = ending(folder, Path("report.html")).splitlines()
+    answer, report, _ = ending(folder, Path("report.html"), failed_cells(folder)).splitlines()
     assert answer.startswith("Fastest lossless method on ") and " times the speed of plain decoding (mean " in answer
     assert report == "Report: report.html" and "nan" not in answer

@@ -11,7 +11,7 @@ from snakemake.exceptions import WorkflowError
 from specrig.cell import digest
 from specrig.dag.code import stage_digest
 from specrig.dag.command_line import AGAIN, forces_measuring, with_names_as_written
-from specrig.dag.ending import end, exit_code
+from specrig.dag.ending import end, exit_code, failed_cells
 from specrig.dag.interruption import Interruption
 from specrig.dag.rules import Rules, memory, minutes
 from specrig.models.gguf import FILES as CONVERTED_FILES

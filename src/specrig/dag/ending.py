@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from specrig.files import write_atomically
@@ -15,16 +16,16 @@ ENDING = "ending.txt"
 """File in a study's folder with what its last run ended with, for a run that has nothing to do."""
 
 
-def end(root: Path, report: Path) -> str:
+def end(root: Path, report: Path, failed: Mapping[str, str]) -> str:
     """What `ending` says, kept in the study's folder."""
-    text = ending(root, report)
+    text = ending(root, report, failed)
     write_atomically(root / ENDING, text + "\n")
     return text
 
 
-def ending(root: Path, report: Path) -> str:
+def ending(root: Path, report: Path, failed: Mapping[str, str]) -> str:
     """That plain decoding failed the audit, where it did; a line for each engine and pair; the paths of report and
-    results; the cells that failed. Only the paths where the run made no tables.
+    results; the cells that failed (`failed_cells`). Only the paths where the run made no tables.
     """
     table, audit = root / "tables" / "speedup.csv", root / "audit" / "records.csv"
     lines = []
@@ -36,10 +37,11 @@ def ending(root: Path, report: Path) -> str:
         warning = baseline_warning(read_table(audit)) if audit.is_file() else ""
         lines = [warning] if warning else []
         lines += in_short(read_table(table))
-    failed = [f"  {name}: {reason}" for name, reason in failed_cells(root).items()]
+    lines += [f"Report: {report}", f"Results: {root}"]
     if failed:
-        failed = [f"Not measured ({len(failed)}), the next run tries again:", *failed]
-    return "\n".join([*lines, f"Report: {report}", f"Results: {root}", *failed])
+        lines.append(f"Not measured ({len(failed)}), the next run tries again:")
+        lines += [f"  {name}: {reason}" for name, reason in failed.items()]
+    return "\n".join(lines)
 
 
 def failed_cells(root: Path) -> dict[str, str]:
@@ -57,6 +59,6 @@ def failed_cells(root: Path) -> dict[str, str]:
     return {name: " ".join(reason.split()) for name, reason in (reasons | study.under_load[1]).items()}
 
 
-def exit_code(root: Path) -> int:
-    """1 where a cell of the finished study failed, unless the user keeps such studies (`KEEP_FAILED`); else 0."""
-    return int(bool(failed_cells(root)) and os.environ.get(KEEP_FAILED) != "1")
+def exit_code(failed: Mapping[str, str]) -> int:
+    """1 where cells of the finished study failed, unless the user keeps such studies (`KEEP_FAILED`); else 0."""
+    return int(bool(failed) and os.environ.get(KEEP_FAILED) != "1")

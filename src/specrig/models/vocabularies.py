@@ -59,8 +59,8 @@ class Vocabulary:
         except hub.FileMissingError:
             import json
 
-            found: dict[str, Any] = json.loads(self.tokenizer.to_str())
-            return found
+            layout: dict[str, Any] = json.loads(self.tokenizer.to_str())
+            return layout
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -99,16 +99,16 @@ class Vocabulary:
 
     def _by_longest(self, text: bytes, skip: bool) -> list[int]:
         """The longest token that fits, again and again."""
-        found, at = [], 0
+        ids, at = [], 0
         while at < len(text):
             lengths = range(min(self._longest, len(text) - at), 0, -1)
             length = next((length for length in lengths if text[at : at + length] in self.ids), 0)
             if length:
-                found.append(self.ids[text[at : at + length]])
+                ids.append(self.ids[text[at : at + length]])
             elif not skip:
                 break
             at += max(length, 1)
-        return found
+        return ids
 
     def _stand_in(self, token: str) -> bool:
         return self.marks_spaces and len(token) == 6 and token.startswith("<0x") and token.endswith(">")
@@ -160,12 +160,12 @@ class TokenMap:
         """The target's tokens as the draft reads them: each common one as itself, of the others the text. In new
         numbers; a token is one of the draft's at least.
         """
-        found: list[int] = []
+        ids: list[int] = []
         for token in tokens:
             if (image := self._images.get(token)) is None:
                 image = self._images[token] = self._image(token)
-            found += image
-        return found
+            ids += image
+        return ids
 
     def _image(self, token: int) -> tuple[int, ...]:
         text = self.target.bytes.get(token, b"")
@@ -182,18 +182,18 @@ class TokenMap:
         """What the draft drafted, by strings: its text in the target's tokens, up to the last whole character and to a
         special token that the target does not have.
         """
-        found, text = [], b""
+        ids, text = [], b""
         back = {theirs: ours for ours, theirs in self.special.items()}
         for token in drafted:
             if token in self.draft.bytes:
                 text += self.draft.bytes[token]
                 continue
-            found += self.target.spell(text)
+            ids += self.target.spell(text)
             text = b""
             if token not in back:
                 break
-            found.append(back[token])
-        return found + self.target.spell(text[: len(text) - _begun(text)])
+            ids.append(back[token])
+        return ids + self.target.spell(text[: len(text) - _begun(text)])
 
     def shares(self) -> tuple[int, float]:
         """How many tokens both have, and the share of the target's that these are."""

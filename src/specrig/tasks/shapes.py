@@ -53,13 +53,13 @@ def chat_of(row: Mapping[str, Any], location: str) -> Chat | None:
     if isinstance(body, dict) and "messages" in body:
         return chat_of(body, location)
     for field in ("messages", "conversation", "conversations", "turns"):
-        found = row.get(field)
-        if isinstance(found, list) and found and all(isinstance(each, str) for each in found):
-            return Chat([("user", text) for text in found], request=False)
-        if is_messages(found):
+        turns = row.get(field)
+        if isinstance(turns, list) and turns and all(isinstance(turn, str) for turn in turns):
+            return Chat([("user", text) for text in turns], request=False)
+        if is_messages(turns):
             if tools := next((name for name in ("tools", "functions") if row.get(name)), None):
                 raise PromptError(f"{location}: the request has {tools}, which no method is measured with; {LEAVE_OUT}")
-            return Chat(messages_of(found, location), request=field == "messages")
+            return Chat(messages_of(turns, location), request=field == "messages")
     return None
 
 
@@ -68,20 +68,20 @@ def is_messages(value: Any) -> TypeGuard[list[Mapping[str, Any]]]:
     return (
         isinstance(value, list)
         and bool(value)
-        and all(isinstance(each, dict) and ("role" in each or "from" in each) for each in value)
+        and all(isinstance(message, dict) and ("role" in message or "from" in message) for message in value)
     )
 
 
-def messages_of(found: Sequence[Mapping[str, Any]], location: str) -> list[Message]:
+def messages_of(rows: Sequence[Mapping[str, Any]], location: str) -> list[Message]:
     """A list of messages in their roles. Raises PromptError for another role, and for what is no text."""
     messages = []
-    for number, each in enumerate(found, 1):
-        speaker, place = str(each.get("role", each.get("from"))), f"{location}: message {number}"
+    for number, message in enumerate(rows, 1):
+        speaker, place = str(message.get("role", message.get("from"))), f"{location}: message {number}"
         role = ROLES.get(speaker.lower())
-        if role is None or each.get("tool_calls") or each.get("function_call"):
+        if role is None or message.get("tool_calls") or message.get("function_call"):
             what = f"is from {speaker!r}" if role is None else "calls a tool"
             raise PromptError(f"{place} {what}: only texts of system, user and assistant are measured; {LEAVE_OUT}")
-        messages.append((role, _text(each.get("content", each.get("value")), place)))
+        messages.append((role, _text(message.get("content", message.get("value")), place)))
     return messages
 
 
