@@ -73,8 +73,8 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> Once:
     it.
     """
     base = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        base = base.parent  # the processes' own folders lie in it
+    if base.name.startswith("popen-"):
+        base = base.parent  # pytest-xdist's processes each have a folder in it
 
     def made(name: str, build: Callable[[Path], None]) -> Path:
         folder = base / f"shared-{name}"

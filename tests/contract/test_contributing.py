@@ -43,7 +43,9 @@ def package(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(package: Path, repository: Path, *arguments: str) -> str:
     """What Python prints in the repository with that package."""
-    environment = {**os.environ, "PYTHONPATH": str(package)}
+    # Not a process of the pytest that runs this test: what those share would be left behind for a later checkout.
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    environment = inherited | {"PYTHONPATH": str(package)}
     done = subprocess.run([sys.executable, *arguments], cwd=repository, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

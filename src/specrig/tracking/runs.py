@@ -133,16 +133,14 @@ def _model_runs(study: StudyData, top: StudyRun) -> list[StudyRun]:
     runs = []
     for pair, name in dict.fromkeys([*described, *sorted(trained)]):
         model = described.get((pair, name), {})
-        own = curves[(curves["pair"] == pair) & (curves["model"] == name)]
+        curve = curves[(curves["pair"] == pair) & (curves["model"] == name)]
         lines = {
             "loss" if kind == "training" else f"heldout/{kind}": [
                 (round(second), float(loss)) for second, loss in zip(line["seconds"], line["loss"], strict=True)
             ]
-            for kind, line in own.groupby("kind", sort=False)
+            for kind, line in curve.groupby("kind", sort=False)
         }
-        files = [
-            path for file in ("training.jsonl",) if (path := study.folder / "models" / pair / name / file).is_file()
-        ]
+        file = study.folder / "models" / pair / name / "training.jsonl"
         target = (model.get("trained_for") or {}).get("target")
         runs.append(
             StudyRun(
@@ -160,7 +158,7 @@ def _model_runs(study: StudyData, top: StudyRun) -> list[StudyRun]:
                     **({"trained_for": target} if target else {}),
                 },
                 series=lines,
-                artifacts=files,
+                artifacts=[file] if file.is_file() else [],
                 model=re.sub(r"[/:.%\"']", "_", f"{pair}_{name}"),
             )
         )
@@ -238,7 +236,7 @@ def _cell_runs(study: StudyData) -> list[StudyRun]:
 def _cell_run(study: StudyData, row: dict[str, Any], records: list[Record], *, failed: bool) -> StudyRun:
     """row: the cell's row in the study's table."""
     cell, job = records[0].cell, _job(study, row)
-    paths = [each.files[cell.slug] for each in study.jobs if each.key == job.key and cell.slug in each.files]
+    file = job.files[cell.slug]
     note = f"Speedup **{_times(row, 'speedup')}** over plain decoding; {row['prompts']} prompts."
     k = [f"k = {cell.k}"] if cell.k else []
     return StudyRun(
@@ -258,8 +256,8 @@ def _cell_run(study: StudyData, row: dict[str, Any], records: list[Record], *, f
         | {"cell": cell.name, "digest": records[0].digest}
         | _environment_tags(job.environment),
         datasets=[_dataset(study, cell.task, records)],
-        artifacts=paths,
-        measured=_measured(job, paths),
+        artifacts=[file],
+        measured=_measured(job, file),
     )
 
 
@@ -348,13 +346,13 @@ def _measuring(study: StudyData, row: Mapping[str, Any]) -> str:
     return f"specrig stage measure --study {_study_file(study)} {job}"
 
 
-def _measured(job: MeasuredJob, paths: Iterable[Path]) -> tuple[int, int] | None:
-    """When the job began and when the last of the files was written, in milliseconds since 1970."""
+def _measured(job: MeasuredJob, file: Path) -> tuple[int, int] | None:
+    """When the job began and when the file was written, in milliseconds since 1970."""
     captured = job.environment.get("captured")
     if not captured:
         return None
     begin = int(1000 * datetime.fromisoformat(captured).timestamp())
-    return begin, max(begin, *(int(1000 * path.stat().st_mtime) for path in paths))
+    return begin, max(begin, int(1000 * file.stat().st_mtime))
 
 
 def _span(runs: Iterable[StudyRun]) -> tuple[int, int] | None:
