@@ -72,8 +72,8 @@ def test_training_what_the_study_does_not_train(workplace: Path, capsys: pytest.
         (["measure", "--engine", "nativ", "--pair", "tiny"], "it has: native tiny"),
         (["measure", "--engine", "native", "--pair", "other"], "it has: native tiny"),
         (
-            ["audit-exact", "--engine", "native", "--method", "eagle"],
-            "it has: native draft_model, native ngram, native medusa",
+            ["audit-exact", "--engine", "vllm"],
+            "it has: native",
         ),
         (["write-text", "--pair", "other"], "it trains for: tiny"),
     ],

@@ -283,19 +283,17 @@ def test_variants_are_named_for_people(method: str, variant: str, formatted: str
 def test_what_has_left_the_study_is_in_no_audit_and_no_load(tmp_path: Path) -> None:
     study = write_study(tmp_path / "made_up", methods=("ngram", "medusa"))
     (study / "audit").mkdir(exist_ok=True)
-    for method in ("ngram", "medusa"):
-        (study / "audit" / f"exact-native-{method}.csv").write_text("method,task,passed\n")
-    (study / "audit/records.csv").write_text("method,task,passed\n")
-    assert [path.stem for path in read_study(study).audit_files()] == [
-        "exact-native-medusa",
-        "exact-native-ngram",
-        "records",
-    ]
+    for name in ("exact-native", "exact-vllm", "records"):
+        rows = "".join(f"native,{method},code,exact,True,\n" for method in ("ngram", "medusa"))
+        (study / f"audit/{name}.csv").write_text(f"engine,method,task,test,passed,p_value\n{rows}")
+    audit = read_study(study).audit()
+    assert audit is not None and audit["method"].tolist() == ["ngram", "medusa"] * 2, "no engine vllm in this study"
     config = json.loads((study / "study.json").read_text())
     config["methods"] = [entry for entry in config["methods"] if entry["method"] == "ngram"]
     (study / "study.json").write_text(json.dumps(config))
     found = read_study(study)
-    assert [path.stem for path in found.audit_files()] == ["exact-native-ngram", "records"]
+    audit = found.audit()
+    assert audit is not None and audit["method"].tolist() == ["ngram"] * 2
     assert {record.cell.method for record in found.records} == {"ngram"}
 
 

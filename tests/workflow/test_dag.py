@@ -81,12 +81,12 @@ def test_no_secret_is_written_anywhere(finished: Path) -> None:
     assert not found
 
 
-def test_a_second_run_has_nothing_to_do(finished: Path) -> None:
-    before = stamps(finished)
-    result = run(finished)
+def test_a_second_run_has_nothing_to_do(copied: Path) -> None:
+    before = stamps(copied)
+    result = run(copied)
     assert result.returncode == 0, result.stdout
     assert "Nothing to be done" in result.stdout and jobs_run(result.stdout) == 0
-    assert stamps(finished) == before
+    assert stamps(copied) == before
 
 
 def test_a_run_ends_with_the_answer_and_the_reports_path(finished: Path) -> None:
@@ -234,8 +234,8 @@ def test_snakemake_writes_its_own_report(finished: Path) -> None:
     assert (finished / "snakemake.html").stat().st_size > 10_000
 
 
-def test_the_default_study_is_quick_and_config_changes_it(finished: Path) -> None:
-    result = run(finished, "--dry-run", "--config", "prompts=4", "study=mine", config=None)
+def test_the_default_study_is_quick_and_config_changes_it(copied: Path) -> None:
+    result = run(copied, "--dry-run", "--config", "prompts=4", "study=mine", config=None)
     assert result.returncode == 0, result.stdout
     assert "reports/mine/report.html" in result.stdout
 

@@ -42,7 +42,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "specrig stage traffic --study configs/load.yaml --engine llamacpp --pair smollm2_135m_shipped_fp32 --method ngram",
     ),
     "stage audit": ("specrig stage audit", "specrig stage audit --study results/quick/study.json"),
-    "stage audit-exact": ("specrig stage audit-exact --study configs/test.yaml --engine native --method draft_model",),
+    "stage audit-exact": ("specrig stage audit-exact --study configs/test.yaml --engine native",),
     "stage tables": ("specrig stage tables", "specrig stage tables --study results/quick/study.json"),
     "stage quality": ("specrig stage quality", "specrig stage quality --study results/quick/study.json"),
     "stage figures": ("specrig stage figures", "specrig stage figures --study results/quick/study.json"),

@@ -101,14 +101,13 @@ def audit(study: StudyFile = DEFAULT) -> None:
 def audit_exact(
     study: StudyFile,
     engine: EngineName,
-    method: MethodName,
 ) -> None:
-    """Test one method's samples against the exactly known distribution of a tiny model."""
+    """Test the samples of an engine's methods against the exactly known distribution of a tiny model."""
     from specrig.audit.run import audit_exact as run
 
     loaded = load(study)
-    known = dict.fromkeys((job[0], job[2]) for job in loaded.grid.by_method)
-    if (engine, method) not in known:
-        listed = ", ".join(map(" ".join, known)) or "none"
-        raise typer.BadParameter(f"study {loaded.study} has no cell of {method!r} with {engine!r} (it has: {listed})")
-    run(loaded, engine, method, loaded.root / "audit" / f"exact-{engine}-{method}.csv")
+    methods = dict.fromkeys(job[2] for job in loaded.grid.by_method if job[0] == engine)
+    if not methods:
+        listed = ", ".join(dict.fromkeys(job[0] for job in loaded.grid.by_method)) or "none"
+        raise typer.BadParameter(f"study {loaded.study} has no cell with {engine!r} (it has: {listed})")
+    run(loaded, engine, methods, loaded.root / "audit" / f"exact-{engine}.csv")

@@ -285,16 +285,15 @@ class Rules:
         return failed_names(self.root / TRAFFIC / wildcards.engine / wildcards.pair / wildcards.method)
 
     def audited_options(self, wildcards: Wildcards) -> str:
-        """Digest of what the exact test of a method depends on: its k's, temperatures and options, and its engine's."""
-        key = wildcards.engine, wildcards.method
-        cells = (cell for cell in self.study.grid.cells if (cell.engine, cell.method) == key)
-        settings = {(cell.k, cell.temperature, cell.variant, digest(cell.options)) for cell in cells}
+        """Digest of what an engine's exact tests depend on: methods, k's, temperatures and options, and its own options."""
+        cells = (cell for cell in self.study.grid.cells if cell.engine == wildcards.engine)
+        settings = {(cell.method, cell.k, cell.temperature, cell.variant, digest(cell.options)) for cell in cells}
         return digest([sorted(settings), self.study.engine_options.get(wildcards.engine, {})])
 
-    def audited(self) -> list[tuple[str, str]]:
-        """(engine, method) of each exact test. It samples from a pair made for it, which a running server lacks."""
-        found = {(engine, method) for engine, _, method in self.study.grid.by_method}
-        return sorted(each for each in found if (kind := engines()[each[0]]).loads_pairs and kind.missing() is None)
+    def audited(self) -> list[str]:
+        """The engines with exact tests. These sample from a pair made for them, which a running server lacks."""
+        measured = {engine for engine, _, _ in self.study.grid.by_method}
+        return sorted(name for name in measured if (kind := engines()[name]).loads_pairs and kind.missing() is None)
 
     # Resources
 
@@ -350,10 +349,7 @@ class Rules:
 
     @property
     def exact_threads(self) -> int:
-        """CPU threads of an exact audit: one, but all on a GPU, so that audits in one cluster job share one GPU in turn.
-
-        Snakemake requests for a group what its jobs need that fit side by side into the cores.
-        """
+        """CPU threads of an engine's exact audits: one, but all on a GPU, so that engines have it in turn."""
         return self.job_cores if self.gpu else 1
 
     def auditing_gpus(self, wildcards: Wildcards) -> int:

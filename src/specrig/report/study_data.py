@@ -191,18 +191,17 @@ class StudyData:
         return str(self.config.get("study", self.folder.name))
 
     def audit_files(self) -> list[Path]:
-        """`audit/*.csv`, without the exact audits of methods that have left the configuration."""
-        found = []
-        for path in sorted((self.folder / "audit").glob("*.csv")):
-            name, engine, method = (*path.stem.split("-", 2), "", "")[:3]
-            if name != "exact" or _in_study(self.config, engine, None, method):
-                found.append(path)
-        return found
+        """`audit/*.csv`, without the exact audits of engines that have left the configuration."""
+        audited = {"records", *(f"exact-{engine}" for engine in names(self.config.get("engines")) or [])}
+        return [path for path in sorted((self.folder / "audit").glob("*.csv")) if path.stem in audited]
 
     def audit(self) -> pd.DataFrame | None:
-        """The rows of all `audit_files`, judged as one family (`audit.multiple_testing`); None without an audit."""
+        """The rows of all `audit_files` on methods of the study, judged as one family (`audit.multiple_testing`); None
+        without an audit.
+        """
+        methods = ["autoregressive", *(names(self.config.get("methods")) or [])]
         frames = [_verdicts(path) for path in self.audit_files()]
-        frames = [frame for frame in frames if not frame.empty]
+        frames = [frame[frame["method"].isin(methods)] for frame in frames if not frame.empty]
         return with_verdicts(pd.concat(frames, ignore_index=True)) if frames else None
 
 
