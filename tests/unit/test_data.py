@@ -202,7 +202,7 @@ def test_a_study_without_the_library_of_its_data_is_refused_before_it_runs(
     [
         ("own\tfile.jsonl\t\tchrff", "unknown scorer 'chrff'(.|\n)*did you mean 'chrf'"),
         ("own\tnot a source\t\t", "'not a source' is not a source of prompts"),
-        ("own\tgone.jsonl\t\t", "no such file of prompts(.|\n)*get it somewhere"),
+        ("own\tgone.jsonl\t\t", "no such file of prompts; correct the task's path"),
         ("own\tfile.jsonl\t" + "0" * 64 + "\t", "its SHA-256 is"),
     ],
 )
