@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import yaml
-from snakemake.resources import GroupResources, Resource, Resources
 from synthetic import write_job, write_study
 
 from specrig import cli
@@ -177,16 +176,6 @@ def test_resources(workplace: Path) -> None:
     demand = lambda _: Demand(1_000, 30)  # noqa: E731
     assert [memory(demand)(job(), attempt) for attempt in (1, 2, 3)] == [1_000, 1_250, 1_500]
     assert [minutes(demand)(job(), attempt) for attempt in (1, 2)] == [30, 60]
-
-
-@pytest.mark.parametrize(("device", "gpus", "minutes"), [("cuda", 1, 480), ("cpu", 0, 60)])
-def test_a_group_of_exact_audits_requests_one_gpu(device: str, gpus: int, minutes: int, workplace: Path) -> None:
-    cluster = rules(device=device, cores=8, gpus=8)
-    each = {"gpu": cluster.gpu, "_cores": cluster.exact_threads, "runtime": 60}
-    limits = Resources({"gpu": Resource("gpu", 8), "_cores": Resource("_cores", 8)})
-    group = [[SimpleNamespace(resources=each, pipe_group=None) for _ in range(8)]]
-    found = GroupResources.basic_layered(group, limits, run_local=False)
-    assert (found["gpu"], found["runtime"], found["_cores"]) == (gpus, minutes, 8)
 
 
 def test_a_run_says_where_a_pair_gets_fewer_gpus_than_its_row_names(

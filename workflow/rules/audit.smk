@@ -1,5 +1,5 @@
 # Audits that lossless methods keep the target's output. A method that fails is struck through in the tables.
-# The exact audits of an engine's methods share a process: a test takes seconds, and so does starting one.
+# The exact audits of an engine's methods are one job: a test takes seconds, and so does starting a job.
 
 
 rule audit_exact:
@@ -21,7 +21,7 @@ rule audit_exact:
         "Testing the samples of every method in {wildcards.engine} against an exact distribution"
     shell:
         ": > {log:q}; SPECRIG_ENGINE_LOG={log:q}"
-        " python -m specrig stage audit-exact --study {params.study:q} --engine {wildcards.engine}"
+        " python -m specrig stage audit-exact --study {params.study:q} --engine {wildcards.engine} --processes {threads}"
         " 2>&1 | tee -a {log:q} >&2"
 
 

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from itertools import groupby
+from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -72,20 +74,35 @@ class Outcome(NamedTuple):
     identical: int | None = None
 
 
-def audit_exact(study: Study, engine: str, methods: Iterable[str], out: Path) -> None:
-    """Test samples of an engine's methods against the exact distribution; writes `out`, one row for each of a method's
-    `audited_cells`.
+def audit_exact(study: Study, engine: str, out: Path, processes: int = 1) -> None:
+    """Test samples of an engine's methods against the exact distribution, so many methods at a time; writes `out`, one
+    row for each of a method's `audited_cells`.
     """
-    rows = []
-    for method in methods:
-        cells = [cell for cell in study.grid.cells if (cell.engine, cell.method) == (engine, method)]
-        rows += [_row(probe, is_lossless(probe), _exact(study, probe)) for probe in audited_cells(cells)]
-        gc.collect()  # an engine and its drafters refer to each other, and the next one needs the memory
-    _write(rows, out)
+    by_method: dict[str, list[Cell]] = {}
+    for cell in study.grid.cells:
+        if cell.engine == engine:
+            by_method.setdefault(cell.method, []).append(cell)
+    probes = [probe for cells in by_method.values() for probe in audited_cells(cells)]
+    if processes == 1:
+        outcomes = [_exact(study, probe) for probe in probes]
+    else:
+        from specrig.audit import exact  # noqa: F401 - loads torch, once for all that are forked; a thread each: models are tiny
+
+        with ProcessPoolExecutor(processes, get_context("fork"), _with_one_thread) as pool:
+            outcomes = list(pool.map(partial(_exact, study), probes))
+    _write((_row(probe, is_lossless(probe), outcome) for probe, outcome in zip(probes, outcomes, strict=True)), out)
+
+
+def _with_one_thread() -> None:
+    import torch
+
+    torch.set_num_threads(1)
 
 
 def _exact(study: Study, probe: Cell) -> Outcome:
     from specrig.audit.exact import LENGTH, exact_test
+
+    gc.collect()  # an engine and its drafters refer to each other, and this one may need the memory of the last
 
     build = engines()[probe.engine].build(study.engine_options.get(probe.engine, {}))
     test, ks, note = EXACT, str(probe.k), f" [{build}]" if build else ""

@@ -101,13 +101,14 @@ def audit(study: StudyFile = DEFAULT) -> None:
 def audit_exact(
     study: StudyFile,
     engine: EngineName,
+    processes: Annotated[int, typer.Option(min=1, help="Methods tested side by side")] = 1,
 ) -> None:
     """Test the samples of an engine's methods against the exactly known distribution of a tiny model."""
     from specrig.audit.run import audit_exact as run
 
     loaded = load(study)
-    methods = dict.fromkeys(job[2] for job in loaded.grid.by_method if job[0] == engine)
-    if not methods:
-        listed = ", ".join(dict.fromkeys(job[0] for job in loaded.grid.by_method)) or "none"
+    measured = dict.fromkeys(job[0] for job in loaded.grid.by_method)
+    if engine not in measured:
+        listed = ", ".join(measured) or "none"
         raise typer.BadParameter(f"study {loaded.study} has no cell with {engine!r} (it has: {listed})")
-    run(loaded, engine, methods, loaded.root / "audit" / f"exact-{engine}.csv")
+    run(loaded, engine, loaded.root / "audit" / f"exact-{engine}.csv", processes)

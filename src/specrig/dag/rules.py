@@ -349,8 +349,8 @@ class Rules:
 
     @property
     def exact_threads(self) -> int:
-        """CPU threads of an engine's exact audits: one, but all on a GPU, so that engines have it in turn."""
-        return self.job_cores if self.gpu else 1
+        """CPU threads of an engine's exact audits, and how many run side by side: one on a GPU, which is for one."""
+        return 1 if self.gpu else self.job_cores
 
     def auditing_gpus(self, wildcards: Wildcards) -> int:
         """GPUs of the audit of the records: as many as the pair that is split over most."""
