@@ -160,6 +160,7 @@ BY_TEXT: list[tuple[str, dict[str, Any]]] = [
     ("eagle3", {"nodes": 8, "top_k": 3}),
     ("p_eagle", {}),
     ("dflash", {}),
+    ("dspark", {"confidence_threshold": 0.4}),
     ("medusa", {}),
     ("medusa_draft", {"tree": (2, 1)}),
     ("ngram", {}),

@@ -203,6 +203,7 @@ def test_times_are_booked_where_they_were_spent(lab: Lab, monkeypatch: pytest.Mo
         ("eagle3", 4),
         ("p_eagle", 1),
         ("dflash", 1),
+        ("dspark", 1),
         ("medusa", 1),
         ("medusa_draft", 2),
         ("pard", 1),

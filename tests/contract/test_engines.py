@@ -33,8 +33,8 @@ from specrig.study.load import load_study
 
 FALSE_ALARM = 1e-4
 PROMPTS = [[3, 5, 3, 5, 7, 3, 5], [1, 2, 3, 4, 5, 6, 7, 0, 1, 2], [4]]
-OPTIONS: dict[str, dict[str, Any]] = {"medusa": {"tree": [1]}}
-"""Chains where a method's default is a tree, since not every engine has trees."""
+OPTIONS: dict[str, dict[str, Any]] = {"medusa": {"tree": [1]}, "dspark": {"confidence_threshold": 0.0}}
+"""Whole chains where a method's default is another, since not every engine has trees."""
 QUICK = {"vllm": {"eager": True, "multiprocessing": False, "cpu_sampling": "patched"}}
 """The stock CPU sampler reads uninitialised memory, so not even a seed gives one output twice."""
 needs_vllm = pytest.mark.skipif(registry()["vllm"].missing() is not None, reason="vLLM is not installed")
@@ -46,7 +46,7 @@ ENGINES = [
 ]
 METHODS = [
     name
-    for name in "autoregressive draft_model ngram medusa eagle eagle3 p_eagle dflash suffix".split()
+    for name in "autoregressive draft_model ngram medusa eagle eagle3 p_eagle dflash dspark suffix".split()
     if name in methods()
 ]
 

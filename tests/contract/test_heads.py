@@ -189,6 +189,7 @@ READS = {
     "eagle3": ("eagle_config", "eagle_aux_hidden_state_layer_ids", [0, 1, 3]),
     "p_eagle": (None, "ptd_token_id", 7),
     "dflash": ("dflash_config", "mask_token_id", 7),
+    "dspark": (None, "mask_token_id", 7),
 }
 """Head -> where its config.json says what it reads, and another value."""
 
@@ -264,7 +265,7 @@ def test_another_target_or_another_build_is_refused(pair: tuple[str, Path], tmp_
         save_file(tensors, tmp_path / "cut/model.safetensors")
         with pytest.raises(DecodingError, match=rf"{lost} is \[.*\] instead of"):
             load(tmp_path / "cut", own)
-    if name in ("eagle3", "p_eagle", "dflash"):  # their tokens are looked up in the target's embedding
+    if name in ("eagle3", "p_eagle", "dflash", "dspark"):  # their tokens are looked up in the target's embedding
         config = json.loads((folder / name / "config.json").read_text())
         (tmp_path / "cut/config.json").write_text(json.dumps(config | {"vocab_size": config["vocab_size"] + 64}))
         with pytest.raises(DecodingError, match=r"the head is for \d+ tokens, the target has"):
@@ -320,13 +321,18 @@ EXPORTS["dflash"] = (
     | {f"layers.{index}.input_layernorm.weight": [D] for index in range(2)}
     | {f"layers.{index}.self_attn.{part}_norm.weight": [D // 2] for index in range(2) for part in "qk"},
 )  # fmt: skip
-UNTRIED = {"p_eagle", "dflash"}
-"""Of these, heads that no engine here was tried with."""
+EXPORTS["dspark"] = (
+    {"model_type": "qwen3", "architectures": ["Qwen3DSparkModel"], "num_hidden_layers": 2, "hidden_size": D, "vocab_size": V,
+     "draft_vocab_size": 250, "block_size": 7, "num_target_layers": 4, "mask_token_id": V - 1, "target_layer_ids": [0, 1, 2],
+     "markov_rank": D, "markov_head_type": "vanilla", "enable_confidence_head": True, "confidence_head_with_markov": True},
+    EXPORTS["dflash"][1] | {"lm_head.weight": [250, D], "d2t": [250], "confidence_head.proj.weight": [1, 2 * D],
+     "confidence_head.proj.bias": [1], "markov_head.markov_w1.weight": [V, D], "markov_head.markov_w2.weight": [250, D]},
+)  # fmt: skip
 
 
 def test_the_checkpoint_is_what_other_engines_load(pair: tuple[str, Path]) -> None:
     name, folder = pair
-    assert {kind for kind, recipe in heads.registry().items() if recipe.foreign} | UNTRIED == set(EXPORTS)
+    assert {kind for kind, recipe in heads.registry().items() if recipe.foreign} == set(EXPORTS)
     if name not in EXPORTS:
         return
     keys, shapes = EXPORTS[name]

@@ -35,6 +35,7 @@ METHODS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "eagle3": ("eagle3", 4, {}),
     "p_eagle": ("p_eagle", 4, {}),
     "dflash": ("dflash", 4, {}),
+    "dspark": ("dspark", 4, {"confidence_threshold": 0.4}),
     "medusa_draft": ("medusa_draft", 4, {}),
     "tree": ("tree", 4, {"branching": (2, 2, 1, 1)}),
     "medusa": ("medusa", 4, {"nodes": 12}),
@@ -249,6 +250,17 @@ FLAWS = [
         "a row ends with the uniform of its neighbour's length",
         ((WALK, "uniforms[index, counts[index]]", "uniforms[index, counts[index - 1]]"),),
         COPIED_TREES,
+    ),
+    Flaw(
+        "a chain is cut by the tokens that were drawn",
+        (
+            (
+                "decoding.drafters.dspark:DSpark.shorten",
+                "self.head.confidences(context.tokens, draft.tokens)",
+                "draft.probs.gather(-1, draft.tokens.unsqueeze(-1)).squeeze(-1)",
+            ),
+        ),
+        ("dspark",),
     ),
     Flaw("traversal: no product along the path", ((WEIGHTS, "here = own * at", "here = at"),), TRAVERSALS),
     Flaw(

@@ -1,9 +1,12 @@
-"""The DFlash head: its block is what vLLM computes, and other builds are refused."""
+"""The heads of DFlash and DSpark: their blocks are what vLLM computes, DSpark's confidence cuts chains, and other builds
+are refused.
+"""
 
 from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,8 +16,12 @@ from torch.nn import functional as F  # noqa: N812
 from transformers import LlamaForCausalLM
 
 from llamas import saved_llama
+from specrig.decoding.drafters.dspark import DSpark
+from specrig.decoding.loop import generate
 from specrig.heads.dflash import choose_target_layers
 from specrig.heads.dflash.module import DFlashHead, head_config, load, random_tensors, save
+from specrig.heads.dspark import module as dspark
+from specrig.heads.shapes import CONFIDENCE, CONFIDENCE_BIAS, MARKOV_W1, MARKOV_W2
 from specrig.runtime.transformers_model import cached_model
 from specrig.runtime.types import DecodingError
 
@@ -119,3 +126,66 @@ def test_wrong_checkpoints_are_refused(folder: Path, changed: dict[str, Any], me
     save(folder / "head", config, random_tensors(config, 1))
     with pytest.raises(DecodingError, match=message):
         load(folder / "head", target)
+
+
+def chances(tensors: dict[str, Tensor], states: Tensor, before: Tensor) -> Tensor:
+    """The confidence head of vLLM's qwen3_dspark: `[n]` of states `[n, D]` and the tokens before `[n]`."""
+    reads = torch.cat((states, tensors[MARKOV_W1][before]), -1)
+    return (reads @ tensors[CONFIDENCE][0] + tensors[CONFIDENCE_BIAS]).sigmoid()
+
+
+@pytest.mark.parametrize("from_anchor", [True, False])
+def test_each_token_of_a_block_drafts_the_one_behind_it(folder: Path, from_anchor: bool) -> None:
+    """As speculators writes it, the first mask drafts the first token instead."""
+    target = cached_model(LlamaForCausalLM.from_pretrained(folder))
+    config = dspark.head_config(target.config)
+    assert (config.mask_token_id, config.target_layer_ids, config.markov_rank) == (MASK, [0, 1, 2], D)
+    config.sample_from_anchor = from_anchor
+    tensors = dspark.random_tensors(config, 3, 0.3)
+    head = dspark.DSparkHead(config, dict(tensors), target)
+    streams = torch.randn(7, 3 * D, generator=torch.Generator().manual_seed(4))
+    row = [5, 9, 2, 11, 7, 3, 8, 14]
+    target.start(1, 64)
+    head.begin([row], head.fuse(streams[None]))
+    logits = head.draft([row], [False], 3)[0]
+    block = [14, MASK, MASK] if from_anchor else [14, MASK, MASK, MASK]
+    states = by_hand(tensors, head, streams, torch.tensor(block))[-3:]
+    expected = states @ target.embedding.T
+    expected[0] += tensors[MARKOV_W2] @ tensors[MARKOV_W1][14]
+    torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
+    drafted = torch.tensor([[4, 6, 1]])
+    found = head.confidences([row], drafted)[0]
+    torch.testing.assert_close(found, chances(tensors, states, torch.tensor([14, 4, 6])), atol=1e-4, rtol=1e-4)
+
+
+def drafter(folder: Path, **options: Any) -> tuple[Any, DSpark]:
+    """The target, and the drafter of the head in `folder/head`."""
+    target = cached_model(LlamaForCausalLM.from_pretrained(folder))
+    resources: Any = SimpleNamespace(target=target, head=lambda name: folder / "head")
+    return target, DSpark(DSpark.Options(**options), resources)
+
+
+def test_a_chain_ends_where_the_product_of_its_confidences_falls_below_the_threshold(folder: Path) -> None:
+    config = dspark.head_config(LlamaForCausalLM.from_pretrained(folder).config)
+    tensors = dspark.random_tensors(config, 3, 0.3)
+    tensors[CONFIDENCE].zero_()
+    tensors[CONFIDENCE_BIAS].fill_(torch.logit(torch.tensor(0.7)).item())
+    dspark.save(folder / "head", config, tensors)
+    for threshold, length in ((0.0, 6), (0.1, 6), (0.3, 3), (0.5, 1), (0.8, 0)):  # .7, .49, .343, .24, .17, .12
+        target, made = drafter(folder, confidence_threshold=threshold)
+        rows = generate(target, made, [[5, 9, 11], [7]], k=6, max_new_tokens=30, temperature=0)
+        for row in rows:
+            assert {entry.drafted for entry in row.rounds[:-1]} == {length}, threshold
+
+
+def test_a_head_without_confidences_verifies_whole_chains_alone(folder: Path) -> None:
+    config = dspark.head_config(LlamaForCausalLM.from_pretrained(folder).config)
+    config.enable_confidence_head = False
+    dspark.save(folder / "head", config, dspark.random_tensors(config, 3, 0.3))
+    for options in ({}, {"confidence_threshold": 0.0, "length": "auto"}):
+        with pytest.raises(DecodingError, match="no confidence head: use it with `confidence_threshold: 0`"):
+            drafter(folder, **options)
+    target, made = drafter(folder, confidence_threshold=0.0)
+    (row,) = generate(target, made, [[5, 9, 11]], k=3, max_new_tokens=20, temperature=0)
+    assert {entry.drafted for entry in row.rounds[:-1]} == {3}
+    assert dspark.load(folder / "head", target).confidence is None

@@ -57,9 +57,9 @@ def decoding(name: str, learner: Any, folder: Path, tokens: Tensor) -> tuple[Any
     return head, states, states if name == "eagle" else head.fuse(states[..., :-D])
 
 
-@pytest.mark.parametrize("name", ["eagle", "eagle3"])
-def test_a_head_that_drafts_step_by_step_trains_as_it_decodes(folder: Path, name: str) -> None:
-    learner = learner_of(name, folder)
+@pytest.mark.parametrize(("name", "keys"), [("eagle", {}), ("eagle3", {}), ("eagle3", {"norms": True})])
+def test_a_head_that_drafts_step_by_step_trains_as_it_decodes(folder: Path, name: str, keys: dict[str, Any]) -> None:
+    learner = learner_of(name, folder, **keys)
     tokens = torch.randint(0, V, (1, 12), generator=torch.Generator().manual_seed(4))
     head, states, features = decoding(name, learner, folder, tokens)
     with torch.no_grad():
@@ -71,7 +71,8 @@ def test_a_head_that_drafts_step_by_step_trains_as_it_decodes(folder: Path, name
             logits, output = head.advance([row])
             for token in tokens[0, 12 - back :]:
                 logits, output = head.step(token.unsqueeze(0), output)
-            torch.testing.assert_close(expected[0, -1], output[0], atol=1e-4, rtol=1e-4)
+            read_again = learner.module.read_out(expected) if keys.get("norms") else expected
+            torch.testing.assert_close(read_again[0, -1], output[0], atol=1e-4, rtol=1e-4)
             torch.testing.assert_close(learner.logits(expected[0, -1]), logits[0], atol=1e-4, rtol=1e-4)
             assert head.target_ids(torch.arange(6)).tolist() == EVERY
 
@@ -107,6 +108,28 @@ def test_a_head_that_drafts_in_one_pass_trains_as_it_decodes(folder: Path, name:
         for row, end in enumerate(ends):
             torch.testing.assert_close(found[row], expected[row, end - 1], atol=1e-4, rtol=1e-4)
     assert head.target_ids(torch.arange(6)).tolist() == EVERY
+
+
+def test_dspark_trains_as_it_decodes(folder: Path) -> None:
+    learner = learner_of("dspark", folder)
+    tokens = torch.randint(0, V, (2, 12), generator=torch.Generator().manual_seed(4))
+    head, states, features = decoding("dspark", learner, folder, tokens)
+    with torch.no_grad():
+        every = torch.arange(12).expand(2, 12)
+        said = learner.predicted(tokens, states[..., :-D], every, 4)
+        before = F.pad(tokens, (0, 3)).unfold(1, 4, 1)  # [rows, anchors, 4]: where texts end nothing is compared
+        expected = learner.logits(said, before)
+        confident = learner.confidence(said, F.embedding(before, learner.markov.embedding)).sigmoid()
+    ends = [9, 5]
+    rows = [row[:end].tolist() for row, end in zip(tokens, ends, strict=True)]
+    head.begin(rows, features)
+    found = head.draft(rows, [False, False], 4)
+    drafted = torch.stack([row[end : end + 4] for row, end in zip(F.pad(tokens, (0, 4)), ends, strict=True)])
+    found[:, 1:] += head.markov(drafted[:, :-1])
+    confidences = head.confidences(rows, drafted)
+    for row, end in enumerate(ends):
+        torch.testing.assert_close(found[row, :3], expected[row, end - 1, :3], atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(confidences[row, :3], confident[row, end - 1, :3], atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("position_weights", ["decay", "d_pace"])

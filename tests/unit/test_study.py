@@ -354,6 +354,13 @@ def test_refused_cells_are_listed_and_not_run(workplace: Path, monkeypatch: pyte
     assert "no engine can run any cell: pip install something (6 cells)" in problem_of()
 
 
+def test_what_an_engine_runs_on_gpus_alone_is_refused_without_one(workplace: Path) -> None:
+    reasons = [
+        load_study(written(device=device)).grid.impossible("vllm", "tiny", "dspark") for device in ("cpu", "cuda")
+    ]
+    assert reasons == ["vllm runs dspark on a GPU alone: use another engine, or a machine with one", None]
+
+
 def test_a_gpu_that_is_not_there_is_named(workplace: Path) -> None:
     study = load_study(written(device="cuda"))  # planned without torch, perhaps on another machine than the jobs'
     if torch.cuda.is_available():

@@ -211,19 +211,22 @@ def _streams(name: str, folder: Path, target: Any, seed: int) -> None:
     module.save(folder, config, tensors)
 
 
-def _dflash(folder: Path, target: Any, seed: int) -> None:
+def _blocks(name: str, folder: Path, target: Any, seed: int) -> None:
     """Layers whose masks look at the features, which pass on what the target's streams say."""
     import torch
 
-    from specrig.heads.dflash import module as dflash
+    from specrig.heads import part
 
-    config = dflash.head_config(target)
-    tensors = dflash.random_tensors(config, seed, deviation=LAYERS)
+    module = part(name, "module")
+    config = module.head_config(target)
+    tensors = module.random_tensors(config, seed, deviation=LAYERS)
     tensors["fc.weight"][:, -WIDTH:] += torch.eye(WIDTH)
     for layer in range(config.num_hidden_layers):
-        for part in "vo":
-            tensors[f"layers.{layer}.self_attn.{part}_proj.weight"] += torch.eye(WIDTH)
-    dflash.save(folder, config, tensors)
+        for read in "vo":
+            tensors[f"layers.{layer}.self_attn.{read}_proj.weight"] += torch.eye(WIDTH)
+    for bias in (name for name in tensors if "markov" in name):
+        tensors[bias] *= ERROR / LAYERS
+    module.save(folder, config, tensors)
 
 
 def _hydra(folder: Path, target: Any, seed: int) -> None:
@@ -279,7 +282,8 @@ MAKERS: dict[str, Callable[[Path, Any, int], None]] = {
     "medusa": _medusa,
     "eagle": _eagle,
     "eagle3": partial(_streams, "eagle3"),
-    "dflash": _dflash,
+    "dflash": partial(_blocks, "dflash"),
+    "dspark": partial(_blocks, "dspark"),
     "p_eagle": partial(_streams, "p_eagle"),
     "hydra": _hydra,
     "rest": _rest,

@@ -151,7 +151,11 @@ class DraftSize:
         # A slot's chance is known before its token is drawn: a slot reads at most the tokens before its own.
         best = (logits.float().softmax(-1) if draft.probs is None else draft.probs).amax(-1)
         shares = best if draft.probs is None else DRAWN + (1 - DRAWN) * best
-        lengths = self.fit_chains(shares.tolist(), depths)
-        width = max(lengths)
-        probs = None if draft.probs is None or not width else draft.probs[:, :width]
-        return replace(draft, tokens=draft.tokens[:, :width], rows=None, probs=probs, lengths=lengths)
+        return cut(draft, self.fit_chains(shares.tolist(), depths))
+
+
+def cut(draft: Draft, lengths: list[int]) -> Draft:
+    """The first `lengths[b]` tokens of each row's chain."""
+    width = max(lengths)
+    probs = None if draft.probs is None or not width else draft.probs[:, :width]
+    return replace(draft, tokens=draft.tokens[:, :width], rows=None, probs=probs, lengths=lengths)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from specrig.heads.acceptance import ahead
 from specrig.heads.base import kept_share
+from specrig.heads.losses import probabilities
 
 ALPHA = 0.5
 """Of D-PACE: the least chance that a position is taken to be right."""
@@ -96,6 +97,28 @@ def side_by_side(kept: Tensor) -> tuple[Tensor, Tensor]:
     # Stable, so that anchors keep their order.
     entries = (~kept).long().argsort(dim=1, stable=True)[:, :width]
     return entries, torch.arange(width, device=kept.device) < counts.unsqueeze(1)
+
+
+def position_weights(
+    drafted: tuple[Tensor, Tensor, Tensor],
+    kept: Tensor,
+    logits: Tensor,
+    labels: Tensor,
+    decay: Tensor | None,
+    share: Tensor,
+) -> Tensor:
+    """How much each of N drafted tokens weighs in a loss: `[N]`.
+
+    drafted: depth, text and anchor of each, `[N]`. kept: `[K, B, T]`, from which anchors each depth is learnt.
+    logits: `[N, Vd]`, and labels: `[N]`, the right tokens. decay: `[K]`, a weight for each depth; None: `d_pace`.
+    share: `[K]`, of the anchors that are kept at each depth: a depth weighs as if it were learnt from all.
+    """
+    depth = drafted[0]
+    if decay is not None:
+        return (decay / share)[depth]
+    right = torch.zeros(kept.shape, device=logits.device)
+    right[drafted] = probabilities(logits, labels)
+    return d_pace(right, kept / share.view(-1, 1, 1))[drafted]
 
 
 def d_pace(right: Tensor, counts: Tensor | None = None) -> Tensor:

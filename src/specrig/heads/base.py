@@ -69,6 +69,8 @@ class Foreign:
     """Options of the native method -> what the engine calls them."""
     unknown: tuple[str, ...] = ()
     """Keys of a head's config.json and tensors of its checkpoint that the engine does not know: it gets a copy without."""
+    on_gpus_alone: bool = False
+    """Whether the engine has it for GPUs alone."""
     sampled: bool = False
     """Whether it draws draft tokens from a distribution above temperature 0."""
 

@@ -27,21 +27,23 @@ AGAIN = "copy, fetch or train it again"
 
 TITLES = {
     "eagle": "EAGLE head", "eagle3": "EAGLE-3 head", "p_eagle": "P-EAGLE head", "dflash": "DFlash head",
-    "medusa": "Medusa heads", "hydra": "Hydra heads", "pard": "PARD draft", "rest": "REST datastore",
+    "dspark": "DSpark head", "medusa": "Medusa heads", "hydra": "Hydra heads", "pard": "PARD draft", "rest": "REST datastore",
     "layer_skip": "list of skipped layers",
 }  # fmt: skip
 """Kind of head -> what messages call its folder's content."""
 SHAPES: dict[str, Callable[[Any], Shapes]] = {
-    "eagle": of.eagle, "eagle3": of.eagle3, "p_eagle": of.p_eagle, "dflash": of.dflash, "medusa": of.medusa, "hydra": of.hydra,
+    "eagle": of.eagle, "eagle3": of.eagle3, "p_eagle": of.p_eagle, "dflash": of.dflash, "dspark": of.dspark,
+    "medusa": of.medusa, "hydra": of.hydra,
 }  # fmt: skip
 """Kind -> the tensors that a checkpoint must have."""
 EXTRAS: dict[str, Callable[[Any], Shapes]] = {
     "eagle": of.eagle_extras, "eagle3": of.eagle3_extras, "p_eagle": of.eagle3_extras, "dflash": of.dflash_extras,
+    "dspark": of.dflash_extras,
 }  # fmt: skip
 """Kind -> the tensors that it may have besides."""
 FOREIGN = (
     ("mtp", "layers for multi-token prediction (MTP)"), ("nextn", "layers for multi-token prediction (MTP)"),
-    ("dspark", "a DSpark head"), ("dflash2", "a DFlash 2 head"), ("domino", "a Domino head"), ("xpress", "an XPress head"),
+    ("gemma4dspark", "a DSpark head with Gemma 4's layer"), ("k3dspark", "a DSpark head with Kimi's layer"), ("dflash2", "a DFlash 2 head"), ("domino", "a Domino head"), ("xpress", "an XPress head"),
     ("mlp_speculator", "an MLP speculator"), ("mlpspeculator", "an MLP speculator"), ("redrafter", "a ReDrafter head"),
     ("deepseek", "a head with DeepSeek's latent attention (MLA)"), ("cohereeagle", "a head with Cohere's layer"),
     ("eaglecohere", "a head with Cohere's layer"), ("llama4", "a head with Llama 4's layer"),
@@ -49,7 +51,7 @@ FOREIGN = (
 )  # fmt: skip
 """What stands in the names of a config.json -> the kind of head that it is, which no method here drafts with."""
 OURS = (
-    ("dflash", "dflash"), ("medusa", "medusa"), ("hydra", "hydra"), ("layer_skip", "layer_skip"), ("peagle", "p_eagle"),
+    ("dspark", "dspark"), ("dflash", "dflash"), ("medusa", "medusa"), ("hydra", "hydra"), ("layer_skip", "layer_skip"), ("peagle", "p_eagle"),
     ("eagle3", "eagle3"), ("eagle", "eagle"),
 )  # fmt: skip
 """Likewise -> the kind of head that a method here drafts with."""

@@ -45,7 +45,8 @@ def _nested(config: Config, **own: Any) -> dict[str, Any]:
         raise DecodingError("its config.json has no transformer_layer_config: it is not of speculators")
     kept = (
         "draft_vocab_size", "target_hidden_size", "eagle_aux_hidden_state_layer_ids", "norm_before_fc", "fc_norm",
-        "norm_output", "mask_token_id", "block_size", "quantization_config", "specrig",
+        "norm_output", "mask_token_id", "block_size", "quantization_config", "specrig", "markov_rank", "markov_head_type",
+        "enable_confidence_head", "confidence_head_with_markov",
     )  # fmt: skip
     outer = {key: config[key] for key in kept if config.get(key) is not None}
     return {**inner, **outer, **own}
@@ -148,6 +149,22 @@ LAYOUTS = (
                 "target_layer_ids": [layer - 1 for layer in config.get("aux_hidden_state_layer_ids") or ()],
                 "sample_from_anchor": config.get("sample_from_anchor", False),
             },
+        ),
+    ),
+    Layout(
+        "dspark",
+        "DSpark's authors (DeepSpec), vLLM",
+        _otherwise,
+        keys=lambda config, _: {"model_type": "qwen3", "sample_from_anchor": True, **config},
+    ),
+    Layout(
+        "dspark",
+        "speculators (`dspark`)",
+        _made_by_speculators("dspark"),
+        keys=lambda config, _: _nested(
+            config,
+            target_layer_ids=[layer - 1 for layer in config.get("aux_hidden_state_layer_ids") or ()],
+            sample_from_anchor=config.get("sample_from_anchor", False),
         ),
     ),
     Layout(

@@ -74,6 +74,16 @@ def distribution_loss(logits: Tensor, goal: Tensor, kind: str, weights: Tensor |
 
 
 @torch.no_grad()
+def overlaps(logits: Tensor, goal: Tensor) -> Tensor:
+    """The share of tokens drawn from the distributions of `logits` `[N, V]` that rejection sampling accepts against those of
+    `goal`, Σ min(p, q): `[N]` float32.
+    """
+    rows = max(1, _ENTRIES[logits.device.type] // logits.shape[1])
+    parts = zip(logits.split(rows), goal.split(rows), strict=True)
+    return torch.cat([torch.minimum(*(part.float().softmax(-1) for part in pair)).sum(-1) for pair in parts])
+
+
+@torch.no_grad()
 def probabilities(logits: Tensor, labels: Tensor) -> Tensor:
     """What the distributions of `logits` `[N, V]` give to `labels`: `[N]` float32; 0 to a label below 0."""
     rows = max(1, _ENTRIES[logits.device.type] // logits.shape[1])

@@ -20,6 +20,9 @@ FAULTS = 6
 """So many tensors that do not fit are named."""
 VARIANTS = "norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"
 """Keys by which an EAGLE-3 head says that its norms sit elsewhere than the paper's."""
+MARKOV_W1, MARKOV_W2 = (f"markov_head.markov_{part}.weight" for part in ("w1", "w2"))
+CONFIDENCE, CONFIDENCE_BIAS = (f"confidence_head.proj.{part}" for part in ("weight", "bias"))
+"""What DSpark's authors and vLLM call the bias of the token before, and the confidence head."""
 ROTARY_BY_LENGTH = "dynamic", "longrope", "su"
 """Scalings of rotary positions that depend on the text's length: a head's cache would hold keys of several of them."""
 
@@ -176,8 +179,14 @@ def p_eagle(config: Any) -> Shapes:
 
 
 def dflash_config(config: Any) -> dict[str, Any]:
-    """What a configuration says of DFlash alone."""
-    return getattr(config, "dflash_config", None) or {}
+    """What a configuration says of DFlash alone; DSpark's says it beside its other keys."""
+    keys = "mask_token_id", "target_layer_ids"
+    return getattr(config, "dflash_config", None) or {key: getattr(config, key, None) for key in keys}
+
+
+def first_drafting(config: Any) -> int:
+    """Which token of a DFlash block drafts the first token: 1, the first mask; 0, the last token itself (DSpark)."""
+    return int(not getattr(config, "sample_from_anchor", False))
 
 
 def dflash(config: Any) -> Shapes:
@@ -195,6 +204,16 @@ def dflash_extras(config: Any) -> Shapes:
     D, V, Vd = config.hidden_size, config.vocab_size, drafted(config)
     own = {"embed_tokens.weight": (V, D), "lm_head.weight": (Vd, D), "d2t": (Vd,), "mask_embedding": (D,)}
     return own | further_extras(config, 0)
+
+
+def dspark(config: Any) -> Shapes:
+    """DFlash's, the bias of the token before and, where it has one, the confidence head."""
+    D, rank = config.hidden_size, getattr(config, BIAS[0], 0)
+    found = dflash(config) | {MARKOV_W1: (config.vocab_size, rank), MARKOV_W2: (drafted(config), rank)}
+    if not getattr(config, "enable_confidence_head", False):
+        return found
+    reads = D + rank if getattr(config, "confidence_head_with_markov", False) else D
+    return found | {CONFIDENCE: (1, reads), CONFIDENCE_BIAS: (1,)}
 
 
 def depth_heads(config: Any) -> Shapes:
@@ -320,14 +339,15 @@ def misfit(kind: str, config: Any, target: Fits) -> str | None:
     wrong = _hidden_fault(config, target) or _vocabulary_fault(config, target) or _layer_fault(config)
     if wrong or kind == "eagle":
         return wrong
+    blocks = kind in ("dflash", "dspark")
     try:
         if target.layers is not None:
-            (read_target_layers if kind == "dflash" else read_aux_layers)(config, target.layers)
+            (read_target_layers if blocks else read_aux_layers)(config, target.layers)
     except DecodingError as error:
         return str(error)
-    if kind in ("p_eagle", "dflash"):
+    if blocks or kind == "p_eagle":
         key, mask = ("ptd_token_id", read_mask(config)) if kind == "p_eagle" else ("mask_token_id", None)
-        mask = dflash_config(config).get(key) if kind == "dflash" else mask
+        mask = dflash_config(config).get(key) if blocks else mask
         if type(mask) is not int or not 0 <= mask < config.vocab_size:
             return f"{key} is {mask}, not one of the {config.vocab_size} tokens"
     if kind == "dflash":
@@ -335,6 +355,10 @@ def misfit(kind: str, config: Any, target: Fits) -> str | None:
         others = [key for key in ("causal", "use_swa", "attention_sink_bias", "sample_from_anchor") if own.get(key)]
         if others:
             return f"a DFlash head with {', '.join(others)} in its config is not supported here"
+    if kind == "dspark" and (form := getattr(config, "markov_head_type", None)) not in (None, "vanilla"):
+        return f"a DSpark head whose bias is {form} is not supported here, only vanilla ones"
+    if kind == "dspark" and not getattr(config, BIAS[0], 0):
+        return f"a DSpark head without a bias ({BIAS[0]}) is not supported here"
     if getattr(config, "norm_before_fc", False) and getattr(config, "fc_norm", False):
         return "norm_before_fc and fc_norm exclude each other: one is a norm of all states joined, one of each"
     return None

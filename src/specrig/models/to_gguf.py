@@ -8,9 +8,12 @@ those of llama.cpp (gguf-py, `constants.py`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from specrig.heads.shapes import dflash_config
 from specrig.models.pair import ModelError
 
 if TYPE_CHECKING:
@@ -33,6 +36,18 @@ LAYER = {
 """Names of a Llama's tensors here -> in GGUF."""
 EAGLE3 = {"fc": "fc", "norm": "output_norm", "lm_head": "output", "midlayer.hidden_norm": "blk.0.attn_norm_2"}
 """The same of what an EAGLE-3 head has besides its layer."""
+BLOCKS = {
+    "fc.weight": "fc",
+    "hidden_norm.weight": "enc.output_norm",
+    "norm.weight": "output_norm",
+    "lm_head.weight": "output",
+    "embed_tokens.weight": "token_embd",
+    "markov_head.markov_w1.weight": "markov_w1",
+    "markov_head.markov_w2.weight": "markov_w2",
+    "confidence_head.proj.weight": "conf_proj",
+    "confidence_head.proj.bias": "conf_proj.bias",
+}
+"""The same of what a DFlash or DSpark head has besides its layers, which are Qwen3's."""
 
 
 def token(index: int) -> str:
@@ -115,6 +130,49 @@ def write_eagle3(folder: Path, target: dict[str, Any], out: Path, dtype: str) ->
     _write(out, "eagle3", config, 1, tensors, dtype, extra)
 
 
+def write_blocks(kind: str, folder: Path, target: dict[str, Any], out: Path, dtype: str) -> None:
+    """Write the DFlash or DSpark head (`kind`) in `folder`, as `write_eagle3` does. llama.cpp drafts at most as many tokens
+    at once as a block has, the last token aside where it drafts none. Raises ModelError for a head of another build.
+    """
+    import torch
+    from transformers import Qwen3Config
+
+    from specrig.heads import checkpoint, shapes
+    from specrig.runtime.types import DecodingError
+
+    try:
+        keys, found = checkpoint.read_head(folder, kind)
+        config = Qwen3Config.from_dict(keys)
+        layers = shapes.read_target_layers(config, target["num_hidden_layers"])
+    except DecodingError as error:
+        raise ModelError(f"{folder}: {error}") from error
+    inner = LAYER | {f"self_attn.{part}_norm": f"attn_{part}_norm" for part in "qk"}
+    names = dict(BLOCKS)
+    for index in range(config.num_hidden_layers):
+        names |= {f"layers.{index}.{ours}.weight": f"blk.{index}.{theirs}" for ours, theirs in inner.items()}
+    if others := sorted(found.keys() - names.keys() - {"d2t"}):
+        raise ModelError(f"{folder}: a head with {', '.join(others)} is not written as GGUF; use another engine")
+    tensors = {theirs: found[ours] for ours, theirs in names.items() if ours in found}
+    if "d2t" in found:
+        tensors["d2t"] = found["d2t"] + torch.arange(len(found["d2t"]))
+    extra = {
+        "target_layers": list(layers),
+        "block_size": int(config.block_size),
+        "sample_from_anchor": not shapes.first_drafting(config),
+        "attention.causal": False,
+        "has_confidence_head": "conf_proj" in tensors,
+    }
+    _write(out, "dflash", config, config.num_hidden_layers, tensors, dtype, extra)
+
+
+WRITERS: dict[str, Callable[[Path, dict[str, Any], Path, str], None]] = {
+    "eagle3": write_eagle3,
+    "dflash": partial(write_blocks, "dflash"),
+    "dspark": partial(write_blocks, "dspark"),
+}
+"""Kind of head -> what writes it, of a folder, the target's config.json, the file and the dtype."""
+
+
 def rename_tokens(file: Path, out: Path) -> None:
     """Copy a GGUF file with its weights as they are and the made-up vocabulary."""
     from gguf import GGUFReader, GGUFWriter
@@ -155,17 +213,21 @@ def _write(
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_vocab_size(config.vocab_size)
+    adders = {list: writer.add_array, bool: writer.add_bool, int: writer.add_uint32}
     for key, value in extra.items():
-        (writer.add_array if isinstance(value, list) else writer.add_uint32)(f"{kind}.{key}", value)
+        adders[type(value)](f"{kind}.{key}", value)
+    if (mask := dflash_config(config)["mask_token_id"]) is not None:
+        writer.add_mask_token_id(mask)
     _name_tokens(writer, config.vocab_size)
     for name, tensor in tensors.items():
         if not tensor.is_floating_point():
             writer.add_tensor(name, tensor.to(torch.int64).numpy())
             continue
-        if name.endswith(("attn_q", "attn_k")):
+        if kind != "dflash" and name.endswith(("attn_q", "attn_k")):  # of Qwen3 llama.cpp rotates halves too
             tensor = _interleaved(tensor, heads if name.endswith("q") else kv_heads)
         stored = GGMLQuantizationType[TYPES[dtype] if tensor.dim() > 1 else "F32"]
-        writer.add_tensor(f"{name}.weight", quantize(tensor.float().contiguous().numpy(), stored), raw_dtype=stored)
+        full = name if name.endswith(".bias") else f"{name}.weight"
+        writer.add_tensor(full, quantize(tensor.float().contiguous().numpy(), stored), raw_dtype=stored)
     _save(writer)
 
 

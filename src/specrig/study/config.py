@@ -214,3 +214,7 @@ class Config(Settings):
     """Folder in which each study has a folder for its report."""
     rows: Rows = Rows()
     """The table rows that the study uses; filled in when the study is read, never written by its author."""
+
+    def uses_gpu(self) -> bool:
+        """Whether jobs use a GPU: `device` says so or, for `auto`, there is an NVIDIA driver. Imports no torch."""
+        return self.device == "cuda" or (self.device == "auto" and Path("/proc/driver/nvidia/version").exists())

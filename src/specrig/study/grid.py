@@ -12,6 +12,7 @@ from typing import NamedTuple
 from specrig.cell import Cell
 from specrig.decoding.drafters import registry as methods
 from specrig.engines import registry as engines
+from specrig.engines.base import foreign
 from specrig.models import facts, gate, gguf
 from specrig.models.endpoint import endpoint_of
 from specrig.models.pair import ModelError
@@ -181,6 +182,9 @@ class Grid:
             return f"pair {pair!r} has random weights, which {engine} cannot load"
         if row.simulated_acceptance is not None and not engines()[engine].simulates:
             return f"pair {pair!r} declares its acceptance, which {engine} cannot simulate"
+        known = foreign(engine).get(method)
+        if known is not None and known.on_gpus_alone and not self._config.uses_gpu():
+            return f"{engine} runs {method} on a GPU alone: use another engine, or a machine with one"
         draft = row.draft if "draft" in methods()[method].needs else None
         if (reason := facts.impossible(row.target, draft)) is not None:
             return reason

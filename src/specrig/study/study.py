@@ -136,10 +136,6 @@ class Study(Config):
         """What measuring reads of a task's row. A job applies some of it itself, e.g. `chat` and `prompt_template`."""
         return self.rows.tasks[task].model_dump(exclude=NOT_MEASURED)
 
-    def uses_gpu(self) -> bool:
-        """Whether jobs use a GPU: `device` says so or, for `auto`, there is an NVIDIA driver. Imports no torch."""
-        return self.device == "cuda" or (self.device == "auto" and Path("/proc/driver/nvidia/version").exists())
-
     def most_gpus(self) -> int:
         """The largest number of GPUs that a pair with cells to measure is split over (`tensor_parallel`)."""
         return max((self.rows.pairs[cell.pair].tensor_parallel for cell in self.grid.cells), default=1)

@@ -99,7 +99,10 @@ class PEagle(Eagle3):
         """A chain of k tokens or a tree of k levels."""
         if self.options.nodes:
             return self._tree(context, k)
-        draft, logits = self._chain(context, k)
+        return self.shorten(*self._chain(context, k), context)
+
+    def shorten(self, draft: Draft, logits: Tensor, context: Context) -> Draft:
+        """The chains that are verified, of those drafted from the logits `[B, k, Vd]`."""
         return draft if self.size is None else self.size.shorten(draft, logits, context.depths)
 
     def _chain(self, context: Context, k: int) -> tuple[Draft, Tensor]:

@@ -44,8 +44,7 @@ class LlamaCpp(LaunchingEngine):
     in_process = False
     untested = "its CPU build alone was tried, not those for GPUs"
     differences: ClassVar[Mapping[str, str]] = {
-        "draft_model": GREEDY,
-        "eagle3": GREEDY,
+        **dict.fromkeys(("draft_model", "eagle3", "dflash", "dspark"), GREEDY),
         "ngram": "llama.cpp looks up exactly the last n tokens, the native method shorter suffixes too, down to min_n; "
         "and it drafts only where at least n tokens follow the match",
     }
@@ -143,9 +142,9 @@ class LlamaCpp(LaunchingEngine):
             )
         if not out.exists():
             file = gguf.source_file(source) if self.options.weights == "file" else None
-            if part == "eagle3":
+            if (write_head := to_gguf.WRITERS.get(part)) is not None:
                 head = hub.fetch_folder(source, pair.revisions.get(part))
-                to_gguf.write_eagle3(head, gate.config(pair.target, pair.target_revision), out, pair.dtype)
+                write_head(head, gate.config(pair.target, pair.target_revision), out, pair.dtype)
             elif file is not None:
                 to_gguf.rename_tokens(file, out)
             else:

@@ -11,6 +11,9 @@ from specrig.heads.base import Foreign, Sizes
 from specrig.heads.eagle import LayerHead
 from specrig.runtime.types import DecodingError
 
+WHOLE_CHAINS = {"acceptance": "exact", "length": "fixed", "nodes": 0}
+"""Options with which other engines draft the same."""
+
 
 def choose_target_layers(layers: int) -> tuple[int, ...]:
     """After which layers a head reads a target of so many: low, middle and high, e.g. 1, 3, 5 of 6, never the
@@ -32,7 +35,8 @@ class DFlash(LayerHead):
     about: ClassVar[str] = "How the head of `dflash` is trained."
     aux_hidden_states: ClassVar[int] = 3
     foreign: ClassVar[Mapping[str, Foreign]] = {
-        "vllm": Foreign("dflash", options={"acceptance": "exact", "length": "fixed", "nodes": 0}, sampled=True),
+        "vllm": Foreign("dflash", options=WHOLE_CHAINS, sampled=True),
+        "llamacpp": Foreign("draft-dflash", options=WHOLE_CHAINS, sampled=True),
     }
 
     steps: int = Field(default=50, ge=1)
@@ -72,5 +76,5 @@ class DFlash(LayerHead):
     def active_parameters(self, sizes: Sizes) -> float:
         """Of a position `fc` and the layers' keys and values; of a block all layers at each token, and the LM head."""
         context = (3.0 + 2.0 * self.layers) * sizes.hidden**2
-        block = (self.k + 1) * self.weights(sizes) + self.k * float(self.drafted(sizes) * sizes.hidden)
+        block = (self.k + 1) * DFlash.weights(self, sizes) + self.k * float(self.drafted(sizes) * sizes.hidden)
         return context + self.anchors * block

@@ -28,7 +28,7 @@ from specrig.heads.checkpoint import check_vocabulary
 from specrig.heads.dflash import choose_target_layers
 from specrig.heads.draft_head import DraftHead
 from specrig.heads.layer import layer_like, mask_token
-from specrig.heads.shapes import dflash_config, read_target_layers
+from specrig.heads.shapes import dflash_config, first_drafting, read_target_layers
 from specrig.runtime.device import on_device
 from specrig.runtime.layer import DecoderLayer, Product
 from specrig.runtime.linear import Linear
@@ -77,11 +77,14 @@ class DFlashHead(DraftHead):
     title: ClassVar[str] = "DFlash head"
     config_class: ClassVar[type[PreTrainedConfig]] = Qwen3Config
     consecutive: ClassVar[bool] = True
+    states: Tensor
+    """`[B, k, D]` after the norm, that the last draft was read from."""
 
     def _check(self, tensors: dict[str, Tensor], target: CachedModel) -> None:
         super()._check(tensors, target)
         self.target_layers = read_target_layers(self.config, target.layers)
         self.mask_id: int = dflash_config(self.config)["mask_token_id"]
+        self.first = first_drafting(self.config)
         if "d2t" in tensors:
             check_vocabulary(torch.arange(len(tensors["d2t"])) + tensors["d2t"], self.config.vocab_size, "d2t")
 
@@ -112,8 +115,11 @@ class DFlashHead(DraftHead):
         """
         self._take(self._accepted(rows, done), self._features)
         self._base = list(self.lengths)
-        block = on_device([[row[-1], *[self.mask_id] * k] for row in rows], self.device)
-        return self.forward(block, last=[range(1, k + 1)] * len(rows))[0]
+        width = k + self.first
+        block = on_device([[row[-1], *[self.mask_id] * (width - 1)] for row in rows], self.device)
+        logits, hidden = self.forward(block, last=[range(self.first, width)] * len(rows))
+        self.states = hidden[:, self.first : width]
+        return logits
 
     @torch.inference_mode()
     def _take(self, rows: list[list[int]], features: Tensor) -> None:

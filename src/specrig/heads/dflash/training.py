@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,13 +19,13 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from specrig.heads import acceptance
 from specrig.heads.acceptance import rounds
-from specrig.heads.anchors import d_pace, kept_anchors, random_ranks, side_by_side
+from specrig.heads.anchors import kept_anchors, position_weights, random_ranks, side_by_side
 from specrig.heads.dflash import DFlash
 from specrig.heads.dflash import module as checkpoint
 from specrig.heads.dflash.module import DFlashLayers
 from specrig.heads.learner import Learner, States, Texts, draft_ids
-from specrig.heads.losses import distribution_loss, probabilities
-from specrig.heads.shapes import dflash_config
+from specrig.heads.losses import distribution_loss
+from specrig.heads.shapes import dflash_config, first_drafting
 from specrig.heads.teacher import Teacher, autocast, moved, rows_at_once
 from specrig.heads.trained_layer import (
     SideBySide,
@@ -40,6 +40,19 @@ from specrig.heads.trained_layer import (
 
 _TOGETHER = 64
 """Anchors whose blocks run at once when the head is measured: they see only themselves, but cost the square."""
+
+
+class Drafted(NamedTuple):
+    """What N tokens of blocks draft in a step. before: the true tokens before those that are drafted, `[N]`."""
+
+    states: Tensor
+    """`[N, D]`, after the norm."""
+    before: Tensor
+    logits: Tensor
+    likely: Tensor
+    """The target's logits, `[N, Vd]`."""
+    weights: Tensor
+    """Of each in the loss, `[N]`."""
 
 
 class DFlashLearner(Learner):
@@ -65,14 +78,16 @@ class DFlashLearner(Learner):
         self.module = DFlashLayers(fc, layers, context, *norms)
 
     def predicted(self, tokens: Tensor, states: Tensor, anchors: Tensor, k: int) -> Tensor:
-        """What the k masks of each block say, after the norm: `[B, A, k, D]`.
+        """What the k tokens of each block that draft say, after the norm: `[B, A, k, D]`.
 
         tokens: `[B, T]`; states: `[B, T, (F + 1) D]`, the target's; anchors: `[B, A]` positions.
         """
         B, T = tokens.shape
-        A, n = anchors.shape[1], k + 1
+        A, first = anchors.shape[1], first_drafting(self.config)
+        n = k + first
         features = self.module.fuse(states[..., : len(self.aux_layers) * self.model.hidden].float())
-        block = F.pad(tokens.gather(1, anchors).unsqueeze(-1), (0, k), value=self.config.dflash_config["mask_token_id"])
+        mask = dflash_config(self.config)["mask_token_id"]
+        block = F.pad(tokens.gather(1, anchors).unsqueeze(-1), (0, n - 1), value=mask)
         x = F.embedding(block.flatten(1), self.model.embedding).to(features.dtype)  # [B, A · n, D]
         there = torch.arange(T, device=tokens.device)
         own = (anchors.unsqueeze(-1) + torch.arange(n, device=tokens.device)).flatten(1)
@@ -94,10 +109,19 @@ class DFlashLearner(Learner):
 
         for layer, context in zip(self.module.layers, self.module.keys_values(features), strict=True):
             x = layer(x, partial(attention, context))
-        return self.module.read_out(x.unflatten(1, (A, n))[:, :, 1:])
+        return self.module.read_out(x.unflatten(1, (A, n))[:, :, first:])
+
+    def logits(self, states: Tensor, before: Tensor) -> Tensor:
+        """Of what is drafted from `states` `[..., D]` behind the tokens `before` `[...]`: `[..., Vd]`."""
+        return self.output(states)
 
     def loss(self, batch: Texts, states: Tensor, teacher_states: Tensor) -> Tensor:
         """The weighted mean over the masks of the distance of the distributions (`losses.distribution_loss`)."""
+        drafted = self.drafted(batch, states)
+        return distribution_loss(drafted.logits, drafted.likely, self.settings.loss, drafted.weights)
+
+    def drafted(self, batch: Texts, states: Tensor) -> Drafted:
+        """What some blocks draft, those of a random share of the anchors."""
         model, settings = self.model, self.settings
         # written[d]: whether the target wrote the token d + 1 behind each position, and those between: [K, B, T].
         written = kept_anchors(batch.written[:, 1:], settings.k)
@@ -111,14 +135,14 @@ class DFlashLearner(Learner):
             likely = self.output(states[row, position, -model.hidden :])
         with autocast(model.where):
             found = self.predicted(batch.tokens, states, anchors, settings.k)
-            logits = self.output(found[row, block, depth])
+            said, before = found[row, block, depth], batch.tokens[row, position]
+            logits = self.logits(said, before)
+        decay, share = None, torch.ones(settings.k, device=model.where)
         if settings.position_weights == "decay":
-            weights = torch.exp(-depth / settings.gamma)
-        else:
-            right = torch.zeros(kept.shape, device=model.where)
-            right[kept] = probabilities(logits, draft_ids(batch.tokens[row, position + 1], self.vocabulary))
-            weights = d_pace(right, kept)[kept]
-        return distribution_loss(logits, likely, settings.loss, weights)
+            decay = torch.exp(-torch.arange(settings.k, device=model.where) / settings.gamma)
+        labels = draft_ids(batch.tokens[row, position + 1], self.vocabulary)
+        weights = position_weights((depth, row, block), kept, logits, labels, decay, share)
+        return Drafted(said, before, logits, likely, weights)
 
     @torch.no_grad()
     def measured(self, heldout: Texts, states: States) -> tuple[Tensor, Tensor]:
@@ -132,7 +156,9 @@ class DFlashLearner(Learner):
             with autocast(where):
                 for anchors in torch.arange(T, device=where).expand(len(rows), T).split(_TOGETHER, 1):
                     found = self.predicted(rows, known, anchors, max(self.settings.k, depths))
-                    chosen.append(self.output(found[:, :, :depths]).argmax(-1))
+                    at = anchors.unsqueeze(-1) + torch.arange(depths, device=where)
+                    before = rows.gather(1, at.flatten(1).clamp(max=T)).view_as(at)
+                    chosen.append(self.logits(found[:, :, :depths], before).argmax(-1))
             drafted = torch.cat(chosen, 1)  # [N, T, K]
             if self.vocabulary is not None:
                 drafted = self.vocabulary.to(where)[drafted]
@@ -151,7 +177,7 @@ class DFlashLearner(Learner):
 
     def reading(self, config: Any) -> dict[str, tuple[Any, Any]]:
         """See `Learner`."""
-        theirs, own = dflash_config(config), self.config.dflash_config
+        theirs, own = dflash_config(config), dflash_config(self.config)
         return {key: (theirs.get(key), own[key]) for key in ("target_layer_ids", "mask_token_id")}
 
     def save(self, folder: Path) -> None:

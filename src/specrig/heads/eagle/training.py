@@ -55,6 +55,8 @@ class LayerLearner(Learner):
     """A head of decoder layers with the target's sizes."""
 
     module: EagleLayers
+    feeds_normed: bool = False
+    """Whether what it reads again of its own output is behind the norm that the LM head reads it through."""
 
     def __init__(
         self, settings: LayerHead, model: Teacher, teacher: Teacher, vocabulary: Tensor | None, seed: int
@@ -147,7 +149,8 @@ class LayerLearner(Learner):
             yield x
             # The next step reads each prediction one position later. Entry 0 has none before it and keeps its true
             # feature.
-            incoming = torch.cat((features[:, :1].to(x.dtype), x[:, :-1]), 1)
+            read = self.module.read_out(x) if self.feeds_normed else x
+            incoming = torch.cat((features[:, :1].to(x.dtype), read[:, :-1]), 1)
 
     @torch.no_grad()
     def measured(self, heldout: Texts, states: States) -> tuple[Tensor, Tensor]:

@@ -61,6 +61,9 @@ class Eagle3(UnrolledHead):
     step_decay: float = Field(default=0.8, gt=0, le=1)
     """Each further step on its own output weighs that much of the one before (as the paper's code has it)."""
 
+    norms: bool = False
+    """EAGLE-3.1's: a norm on each of the target's states that are read, and the output is read again behind its norm."""
+
     def aux_layers(self, layers: int) -> tuple[int, ...]:
         """See `choose_aux_layers`."""
         return choose_aux_layers(layers)

@@ -59,12 +59,16 @@ class Eagle3Layers(EagleLayers):
 
     def fuse(self, states: Tensor) -> Tensor:
         """The target's three residual streams (auxiliary hidden states), joined, `[..., 3D]` -> features `[..., D]`."""
-        states = self.normed(states, self.joined_norm)
-        if self.state_norms:
-            parts = zip(states.chunk(len(self.state_norms), -1), self.state_norms, strict=True)
-            states = torch.cat([self.normed(part, norm) for part, norm in parts], -1)
-        found: Tensor = self.fc(states)
+        found: Tensor = self.fc(self.fused(states))
         return found
+
+    def fused(self, states: Tensor) -> Tensor:
+        """Those streams as `fc` reads them."""
+        states = self.normed(states, self.joined_norm)
+        if not len(self.state_norms):
+            return states
+        parts = zip(states.chunk(len(self.state_norms), -1), self.state_norms, strict=True)
+        return torch.cat([self.normed(part, norm) for part, norm in parts], -1)
 
     def entry(self, embedded: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
         """See `EagleLayers`: the residual stream carries the features; attention reads the token too."""
@@ -112,16 +116,18 @@ class Eagle3Head(EagleHead):
         return x.clone() if x is features else x, reads  # the layer may overwrite its residual stream
 
 
-def head_config(target: Any, draft_vocabulary: int | None = None) -> Any:
+def head_config(target: Any, draft_vocabulary: int | None = None, norms: bool = False) -> Any:
     """The configuration of a head for a target with this configuration, of so many of its tokens (None: of all).
 
-    Raises DecodingError for a target of fewer than three layers.
+    norms: EAGLE-3.1's. Raises DecodingError for a target of fewer than three layers.
     """
     config = eagle.head_config(target)
     config.architectures = ["LlamaForCausalLMEagle3"]
     config.tie_word_embeddings = False
     config.draft_vocab_size = draft_vocabulary or config.vocab_size
     layers = choose_aux_layers(target.get_text_config(decoder=True).num_hidden_layers)
+    if norms:
+        config.fc_norm = config.norm_output = True
     config.eagle_config = {"eagle_aux_hidden_state_layer_ids": list(layers), "use_aux_hidden_state": True}
     return config
 

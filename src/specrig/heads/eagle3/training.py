@@ -34,6 +34,7 @@ class AuxStatesLearner(LayerLearner):
     """Layers on three of the target's hidden states. LM head and final norm begin as the target's."""
 
     module: Eagle3Layers
+    config: Any
 
     def __init__(
         self, settings: LayerHead, model: Teacher, teacher: Teacher, vocabulary: Tensor | None, seed: int
@@ -54,6 +55,10 @@ class AuxStatesLearner(LayerLearner):
         state, are not read.
         """
         return self.module.fuse(states[..., : self.fc.weight.shape[1]])
+
+    def inputs(self, tokens: Tensor, states: Tensor) -> Tensor:
+        """See `LayerLearner`."""
+        return self.module.fused(super().inputs(tokens, states))
 
     def goal_scale(self) -> Tensor:
         """Its own norm, which begins as the target's, comes behind what it predicts."""
@@ -78,7 +83,7 @@ class AuxStatesLearner(LayerLearner):
         named = read_aux_layers(config, self.model.layers)
         return {
             "eagle_aux_hidden_state_layer_ids": (list(named), list(self.aux_layers)),
-            **{key: (bool(getattr(config, key, False)), False) for key in VARIANTS},
+            **{key: (bool(getattr(config, key, False)), getattr(self.config, key, False)) for key in VARIANTS},
         }
 
     def unrolled(self, batch: Texts, states: Tensor, steps: int, decay: float, known: Tensor | None = None) -> Tensor:
@@ -106,11 +111,25 @@ class Eagle3Learner(AuxStatesLearner):
 
     settings: Eagle3
 
+    def __init__(
+        self, settings: Eagle3, model: Teacher, teacher: Teacher, vocabulary: Tensor | None, seed: int
+    ) -> None:
+        super().__init__(settings, model, teacher, vocabulary, seed)
+        self.config = checkpoint.head_config(
+            model.config, None if vocabulary is None else len(vocabulary), settings.norms
+        )
+        self.feeds_normed = settings.norms
+        if settings.norms:
+            self.module.state_norms = nn.ParameterList(torch.ones(model.hidden) for _ in self.aux_layers)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """See `Learner`."""
+        return super().tensors() | {f"fc_norm.{at}.weight": norm for at, norm in enumerate(self.module.state_norms)}
+
     def loss(self, batch: Texts, states: Tensor, teacher_states: Tensor) -> Tensor:
         """See `unrolled`, over all steps."""
         return self.unrolled(batch, states, self.settings.rollout, self.settings.step_decay)
 
     def save(self, folder: Path) -> None:
         """See `Learner`."""
-        count = None if self.vocabulary is None else len(self.vocabulary)
-        checkpoint.save(folder, checkpoint.head_config(self.model.config, count), self.tensors())
+        checkpoint.save(folder, self.config, self.tensors())

@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - its usual name
 
 from specrig.heads import acceptance
-from specrig.heads.anchors import Copies, d_pace, kept_anchors
+from specrig.heads.anchors import Copies, kept_anchors, position_weights
 from specrig.heads.base import kept_share
 from specrig.heads.eagle.training import trained_entries
 from specrig.heads.eagle3.training import AuxStatesLearner
 from specrig.heads.learner import States, Texts, draft_ids
-from specrig.heads.losses import distribution_loss, probabilities
+from specrig.heads.losses import distribution_loss
 from specrig.heads.markov import MarkovBias, biased
 from specrig.heads.p_eagle import PEagle
 from specrig.heads.p_eagle import module as checkpoint
@@ -91,16 +91,12 @@ class PEagleLearner(AuxStatesLearner):
             if self.markov is not None:  # an entry knows the token before anyway
                 bias = self.markov(batch.tokens[row, entry + depth + 1])
                 logits = logits + bias * (depth > 0).unsqueeze(-1)
-        # A depth that is learnt from fewer anchors weighs as if it were learnt from all.
         share = torch.tensor([kept_share(depth) for depth in range(settings.k)], device=model.where)
+        decay = None
         if settings.position_weights == "decay":
             decay = settings.step_decay ** torch.arange(settings.k, device=model.where)
-            weights = (decay / share)[depth]
-        else:
-            right = torch.zeros(kept.shape, device=model.where)
-            labels = draft_ids(batch.tokens[row, entry + depth + 2], self.vocabulary)
-            right[depth, row, entry] = probabilities(logits, labels)
-            weights = d_pace(right, kept / share.view(-1, 1, 1))[depth, row, entry]
+        labels = draft_ids(batch.tokens[row, entry + depth + 2], self.vocabulary)
+        weights = position_weights((depth, row, entry), kept, logits, labels, decay, share)
         loss = distribution_loss(logits, likely, settings.loss, weights)
         if settings.rollout > 1:  # its step 0 is depth 0 above
             known = predicted[:, : kept.shape[2]]
