@@ -71,6 +71,8 @@ class Foreign:
     """Keys of a head's config.json and tensors of its checkpoint that the engine does not know: it gets a copy without."""
     sampled: bool = False
     """Whether it draws draft tokens from a distribution above temperature 0."""
+    carried: bool = False
+    """Whether it drafts with layers that the target's own checkpoint carries, and with no others."""
 
 
 class HeadRecipe(Settings):

@@ -156,6 +156,7 @@ LAYOUTS = (
         _medusa,
     ),
     Layout("hydra", "SpecRig", _otherwise),
+    Layout("mtp", "SpecRig", _otherwise),
 )
 
 
