@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM, modeling_layers
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast, modeling_layers
 from transformers.cache_utils import DynamicCache
 
 from specrig.cell import Cell
@@ -18,42 +19,52 @@ from specrig.decoding.drafters import registry
 from specrig.decoding.loop import generate
 from specrig.engines import registry as engines
 from specrig.heads.contents import head_fault
-from specrig.heads.mtp import NAMES
+from specrig.heads.layouts import MTP_LAYERS
 from specrig.heads.mtp.module import CarriedHead, load
 from specrig.models.gate import check_weights
+from specrig.models.pair import PairFiles
 from specrig.runtime.transformers_model import cached_model
 from specrig.runtime.types import DecodingError
 from specrig.runtime.whole import load_whole
 
-LAYERS, V, D = 2, 60, 32
+LAYERS, V, D = 2, 60, 64
 SIZES = {
-    "vocab_size": V, "hidden_size": D, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "vocab_size": V, "hidden_size": D, "intermediate_size": 96, "num_attention_heads": 2, "num_key_value_heads": 1,
     "max_position_embeddings": 256, "bos_token_id": None, "eos_token_id": 0, "pad_token_id": None,
-    "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "n_group": 1, "topk_group": 1,
+    "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "n_group": 1, "topk_group": 1,
     "first_k_dense_replace": 1,
 }  # fmt: skip
+"""The smallest that vLLM's kernels take."""
 LATENT = {
     "kv_lora_rank": 16, "q_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6, "head_dim": 4,
-    "num_key_value_heads": 4,
+    "num_key_value_heads": 2,
 }  # fmt: skip
-OWN = {"deepseek_v3": LATENT, "glm4_moe": {"head_dim": 8}, "glm4_moe_lite": LATENT}
+EXACT = {"acceptance": "exact"}
+OWN = {"deepseek_v3": LATENT, "glm4_moe": {"head_dim": 32}, "glm4_moe_lite": LATENT}
 
 
 def checkpoint(kind: str, folder: Path) -> Path:
-    """A model of this architecture as its authors publish it: its further layer has the number behind the last one's."""
+    """A model of this architecture as its authors publish it: its further layer has the number behind the last one's. The
+    next token depends most on the last one, for the model and for that layer.
+    """
     torch.manual_seed(0)
     config = AutoConfig.for_model(kind, **SIZES | OWN[kind] | {"num_hidden_layers": LAYERS + 1})
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
-        for weight in model.parameters():
-            weight.normal_(0.0, 1.5 / weight.shape[-1] ** 0.5) if weight.dim() > 1 else weight.uniform_(0.5, 1.5)
+        for name, weight in model.named_parameters():
+            size = 0.3 if "o_proj" in name or "down_proj" in name else 1.5
+            weight.normal_(0.0, size / weight.shape[-1] ** 0.5) if weight.dim() > 1 else weight.uniform_(0.5, 1.5)
     model.save_pretrained(folder)
     tensors, layer = load_file(folder / "model.safetensors"), f"model.layers.{LAYERS}"
-    tensors |= {f"{layer}.{name}.weight": 0.5 + torch.rand(D) for name in ("enorm", "hnorm", "shared_head.norm")}
-    tensors[f"{layer}.eh_proj.weight"] = torch.randn(D, 2 * D) / D**0.5
+    tensors |= {f"{layer}.{name}.weight": 0.5 + torch.rand(D) for name in ("enorm", "hnorm")}
+    tensors[f"{layer}.shared_head.norm.weight"] = tensors["model.norm.weight"] + 0.1 * torch.rand(D)
+    tensors[f"{layer}.eh_proj.weight"] = torch.cat((torch.eye(D), 0.3 * torch.randn(D, D) / D**0.5), 1)
     tensors[f"{layer}.embed_tokens.weight"] = tensors["model.embed_tokens.weight"].clone()
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     edit(folder, num_hidden_layers=LAYERS, num_nextn_predict_layers=1)
+    tokenizer = Tokenizer(models.WordLevel({chr(65 + token): token for token in range(V)}, unk_token="A"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="A").save_pretrained(folder)
     return folder
 
 
@@ -64,7 +75,7 @@ def edit(folder: Path, **keys: Any) -> None:
     (folder / "config.json").write_text(json.dumps({**config, **cut, **keys}))
 
 
-@pytest.fixture(scope="module", params=NAMES)
+@pytest.fixture(scope="module", params=MTP_LAYERS)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A target's, with layers."""
     return checkpoint(request.param, tmp_path_factory.mktemp(request.param))
@@ -80,8 +91,7 @@ def test_they_draft_what_transformers_says(folder: Path) -> None:
     if not hasattr(modeling_layers, "MtpModel"):
         pytest.skip("this transformers has no MtpModel")
     main = AutoModelForCausalLM.from_pretrained(folder)
-    if getattr(main.config, "num_mtp_layers", None) is None:
-        pytest.skip(f"transformers runs no MTP layers of {main.config.model_type}")
+    main.config.num_mtp_layers, main.config.mtp_mlp_layer_types = 1, ["sparse"]  # GLM-4 MoE Lite's has no such keys
     main._keys_to_ignore_on_load_unexpected = [rf"model\.layers\.{LAYERS}\..*"]
     theirs = modeling_layers.MtpModel.from_pretrained(main).eval()
     layer, text = theirs.layers[0], torch.tensor([[5, 9, 2, 11, 7, 3, 41, 8]])
@@ -113,17 +123,39 @@ def test_they_draft_what_transformers_says(folder: Path) -> None:
 
 
 def test_output_stays_the_targets(folder: Path) -> None:
-    """Of a folder that planning lets pass, in a batch of two lengths."""
+    """Of a folder that planning lets pass, in a batch of two lengths; a place off, hardly a draft would be accepted."""
     assert head_fault("mtp", folder, json.loads((folder / "config.json").read_text())) is None
     check_weights(folder)
     target = cached_model(load_whole(str(folder)))
     prompts = [[5, 9, 2, 11, 7, 3], [8, 1]]
 
-    def outputs(method: Any, k: int) -> list[list[int]]:
-        return [row.tokens for row in generate(target, method, prompts, k=k, max_new_tokens=20, temperature=0)]
+    def outputs(method: Any, k: int) -> list[Any]:
+        return generate(target, method, prompts, k=k, max_new_tokens=40, temperature=0)
 
-    plain = registry()["autoregressive"]
-    assert outputs(drafter(folder, target), 3) == outputs(plain(plain.Options(), SimpleNamespace(target=target)), 0)
+    plain, found = registry()["autoregressive"], outputs(drafter(folder, target), 3)
+    expected = outputs(plain(plain.Options(), SimpleNamespace(target=target)), 0)
+    assert [row.tokens for row in found] == [row.tokens for row in expected]
+    assert all(39 / len(row.rounds) > 1.5 for row in found)
+
+
+@pytest.mark.vllm
+@pytest.mark.skipif(engines()["vllm"].missing() is not None, reason="vLLM is not installed")
+def test_vllm_drafts_what_is_drafted_here(tmp_path: Path) -> None:
+    """Round for round, with GLM-4's experts."""
+    folder = checkpoint("glm4_moe", tmp_path / "glm")
+    options = {"vllm": {"eager": True, "multiprocessing": False}}
+    pair = PairFiles("tiny", str(folder), heads={"mtp": folder}, engine_options=options)
+    found = []
+    for name in ("native", "vllm"):
+        cell = Cell(engine=name, pair="tiny", method="mtp", k=2, task="t", temperature=0.0, options=EXACT)
+        with engines()[name](pair) as engine:
+            found.append(engine.generate(cell, [[3, 5, 9, 5, 7, 3, 41]], max_new_tokens=40, seeds=[0])[0])
+    mine, theirs = found
+    assert mine.tokens == theirs.tokens
+    assert [(entry.drafted, entry.accepted) for entry in mine.rounds[:-1]] == [
+        (entry.drafted, entry.accepted) for entry in theirs.rounds[:-1]
+    ]
+    assert any(entry.accepted == 2 for entry in mine.rounds) and any(entry.accepted == 0 for entry in mine.rounds)
 
 
 def test_layers_of_another_model_or_in_another_form_are_refused(tmp_path: Path) -> None:
@@ -137,12 +169,12 @@ def test_layers_of_another_model_or_in_another_form_are_refused(tmp_path: Path) 
         save_file({key: tensor for key, tensor in tensors.items() if key != name}, folder / "model.safetensors")
         with pytest.raises(DecodingError, match=f"{folder}: {words}.*; take all of its weights from one place"):
             load(folder, target)
-    edit(folder, hidden_size=64)
-    words = "its MTP layers are of a model whose hidden_size is 64, the target's is 32: name the target itself"
+    edit(folder, hidden_size=32)
+    words = "its MTP layers are of a model whose hidden_size is 32, the target's is 64: name the target itself"
     assert head_fault("mtp", folder, target.config.to_dict()) == f"{folder}: {words}"
     with pytest.raises(DecodingError, match=words):
         load(folder, target)
-    edit(folder, hidden_size=32, num_nextn_predict_layers=0)
+    edit(folder, hidden_size=64, num_nextn_predict_layers=0)
     with pytest.raises(DecodingError, match="no head for multi-token prediction"):
         load(folder, target)
     qwen = SimpleNamespace(model_type="qwen2", to_dict=lambda: {"model_type": "qwen2"})
@@ -154,7 +186,7 @@ def test_layers_of_another_model_or_in_another_form_are_refused(tmp_path: Path) 
 def test_engines_draft_with_layers_of_the_checkpoint_alone() -> None:
     """Whose config.json counts them by one of several keys."""
     vllm, llamacpp = engines()["vllm"], engines()["llamacpp"]
-    cell = Cell(engine="vllm", pair="x", method="mtp", k=2, task="t", temperature=0.0, options={"acceptance": "exact"})
+    cell = Cell(engine="vllm", pair="x", method="mtp", k=2, task="t", temperature=0.0, options=EXACT)
     assert vllm.refuses(cell) is None
     assert "acceptance: exact" in str(vllm.refuses(cell.model_copy(update={"options": {"acceptance": "block"}})))
     assert vllm.refuses_model("mtp", {"text_config": {"mtp_num_hidden_layers": 1}}) is None

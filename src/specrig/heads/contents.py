@@ -16,8 +16,7 @@ from typing import Any
 
 from specrig.heads import shapes as of
 from specrig.heads.base import MASKS
-from specrig.heads.layouts import LAYOUTS, PREFIX, Config, Layout, renamed
-from specrig.heads.mtp import carried
+from specrig.heads.layouts import LAYOUTS, PREFIX, Config, Layout, carried, renamed
 from specrig.heads.pickled import tensor_shapes as pickled_shapes
 from specrig.heads.shapes import Fits, Shapes
 from specrig.runtime.types import DecodingError

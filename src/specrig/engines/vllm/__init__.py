@@ -25,7 +25,7 @@ from specrig.engines.vllm import cpu_sampling
 from specrig.engines.vllm.arguments import arguments
 from specrig.engines.vllm.processes import Processes, intel_openmp, placing, quiet_llvmlite, resident_mb
 from specrig.engines.vllm.speculation import ARCTIC, Request, Schedule, speculation_of
-from specrig.heads.mtp import CARRIED, carried
+from specrig.heads.layouts import CARRIED, carried
 from specrig.models.pair import PairFiles
 from specrig.settings import Settings
 

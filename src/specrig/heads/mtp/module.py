@@ -6,7 +6,7 @@ which also stands for the target's in the next step. Cache and rounds are EAGLE'
 
 Checkpoint of a head that was trained here: EAGLE's, with `embedding_norm.weight`, `feature_norm.weight`,
 `layers.0.input_layernorm.weight` and `norm.weight` `[D]`. Or the folder of the target itself, whose checkpoint carries
-such layers in the architecture's own form (`heads.mtp.NAMES`): then transformers computes the first of them, as a model
+such layers in the architecture's own form (`heads.layouts.MTP_LAYERS`): then transformers computes the first of them, as a model
 of one layer. transformers leaves these tensors out when it loads the target.
 """
 
@@ -24,7 +24,7 @@ from specrig.heads import contents
 from specrig.heads.checkpoint import reading
 from specrig.heads.eagle import module as eagle
 from specrig.heads.eagle.module import EagleHead, EagleLayers
-from specrig.heads.mtp import NAMES, carried
+from specrig.heads.layouts import MTP_LAYERS, carried
 from specrig.runtime.device import Positions
 from specrig.runtime.linear import Linear
 from specrig.runtime.model import CachedModel, Step
@@ -77,9 +77,9 @@ def load(folder: Path, target: CachedModel) -> MtpHead:
         if wrong := contents.carried_fault(config, target.config.to_dict()):
             raise DecodingError(f"{folder}: {wrong}")
         kind = str(target.config.model_type)
-        if kind not in NAMES or not isinstance(target, TransformersModel):
+        if kind not in MTP_LAYERS or not isinstance(target, TransformersModel):
             raise DecodingError(
-                f"{folder}: MTP layers of {kind} are not read here, those of {', '.join(NAMES)} are; train a head instead "
+                f"{folder}: MTP layers of {kind} are not read here, those of {', '.join(MTP_LAYERS)} are; train a head instead "
                 "(`mtp=trained`)"
             )
         return CarriedHead(*_carried(folder, target), target)
@@ -89,7 +89,7 @@ def _carried(folder: Path, target: TransformersModel) -> tuple[TransformersModel
     """The first MTP layer as a model of its own, and what makes that model's input, for `CarriedHead`."""
     patterns = [
         (re.compile(pattern.replace("{n}", str(target.layers))), ours)
-        for pattern, ours in NAMES[target.config.model_type]
+        for pattern, ours in MTP_LAYERS[target.config.model_type]
     ]
     tensors: dict[str, Tensor] = {}
     for file in contents.files(folder, MtpHead.title):
@@ -100,15 +100,17 @@ def _carried(folder: Path, target: TransformersModel) -> tuple[TransformersModel
                         tensors[pattern.sub(ours, name)] = opened.get_tensor(name)
     inputs = ("fc.weight", "embedding_norm.weight", "feature_norm.weight")
     weights = {name: tensors.pop(name).to(target.device, target.dtype) for name in inputs if name in tensors}
+    ends = target.model.get_input_embeddings(), target.model.get_output_embeddings()
+    tensors |= {"model.embed_tokens.weight": ends[0].weight.detach(), "lm_head.weight": ends[1].weight.detach()}
     model, found = type(target.model).from_pretrained(
         None, config=_of_one_layer(target.config), state_dict=tensors, dtype=target.dtype, output_loading_info=True
     )
-    missing = {*inputs, *found["missing_keys"]} - weights.keys() - {"model.embed_tokens.weight", "lm_head.weight"}
+    missing = {*inputs, *found["missing_keys"]} - weights.keys()
     if wrong := sorted(missing) or sorted(found["unexpected_keys"]):
         what = "lacks" if missing else "has, and nothing reads,"
         raise DecodingError(f"{folder}: its MTP layer {what} {wrong[0]}; take all of its weights from one place")
-    model.set_input_embeddings(target.model.get_input_embeddings())
-    model.set_output_embeddings(target.model.get_output_embeddings())
+    model.set_input_embeddings(ends[0])
+    model.set_output_embeddings(ends[1])
     layout = [target.layout[-1]._replace(device=None)]
     model = model.to(target.device).eval()
     return TransformersModel(model, device=target.device, dtype=target.dtype, layout=layout), weights
