@@ -31,6 +31,8 @@ from specrig.heads.eagle3 import module as eagle3
 from specrig.heads.eagle3.module import Eagle3Head
 from specrig.heads.likeliest import likeliest
 from specrig.heads.markov import MarkovBias
+from specrig.heads.mtp import module as mtp
+from specrig.heads.mtp.module import MtpHead
 from specrig.heads.p_eagle import module as p_eagle
 from specrig.heads.p_eagle.module import PEagleHead
 from specrig.runtime import compiled, compiler, decode_pass, llama_model
@@ -236,7 +238,7 @@ def test_weights_of_eight_bits_are_multiplied_exactly() -> None:
         assert torch.allclose(logits.float(), expected, rtol=0.01, atol=0), width
 
 
-MODULES = {EagleHead: eagle, Eagle3Head: eagle3, PEagleHead: p_eagle}
+MODULES = {EagleHead: eagle, MtpHead: mtp, Eagle3Head: eagle3, PEagleHead: p_eagle}
 
 
 def untrained(kind: Any) -> Callable[..., dict[str, torch.Tensor]]:
@@ -253,7 +255,7 @@ def test_compiled_passes_of_a_head_say_what_torch_says(
     for module in (decode_pass, llama_model):
         monkeypatch.setattr(module, "MAX_TOKENS", most)
     target = model(MODELS["grouped heads"], "never", dtype)
-    module, few = MODULES[kind], torch.arange(0, 48, 3) if kind is EagleHead else 16
+    module, few = MODULES[kind], torch.arange(0, 48, 3) if kind in (EagleHead, MtpHead) else 16
     for config in (module.head_config(target.config), module.head_config(target.config, few)):
         config.num_hidden_layers = 3 if kind is PEagleHead else 1
         both = (followed(kind, config, target, way) for way in ("always", "never"))

@@ -55,7 +55,7 @@ def explained(found: Tensor, goal: Tensor) -> float:
     return 1 - float((found.detach() - goal).pow(2).mean() / (goal - goal.mean(0)).pow(2).mean())
 
 
-@pytest.mark.parametrize("name", ["eagle", "eagle3", "p_eagle"])
+@pytest.mark.parametrize("name", ["eagle", "eagle3", "p_eagle", "mtp"])
 def test_a_layer_begins_as_a_linear_prediction_of_the_next_state(name: str, teacher: Teacher) -> None:
     learner, texts, states = made(name, teacher)
     learner.prepare(texts, states)

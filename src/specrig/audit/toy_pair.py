@@ -179,17 +179,18 @@ def _medusa(folder: Path, model: Any, seed: int) -> None:
     medusa.save(folder, config, tensors)
 
 
-def _eagle(folder: Path, target: Any, seed: int) -> None:
+def _feature(name: str, folder: Path, target: Any, seed: int) -> None:
     """A head that passes the token's embedding on to the target's LM head, and adds something of the feature."""
     import torch
 
-    from specrig.heads.eagle import module as eagle
+    from specrig.heads import part
 
-    config = eagle.head_config(target)
-    tensors = eagle.random_tensors(config, seed, deviation=LAYERS)
+    module = part(name, "module")
+    config = module.head_config(target)
+    tensors = module.random_tensors(config, seed, deviation=LAYERS)
     tensors["fc.weight"] *= ERROR
     tensors["fc.weight"][:, :WIDTH] += OVERCONFIDENCE * torch.eye(WIDTH)
-    eagle.save(folder, config, tensors)
+    module.save(folder, config, tensors)
 
 
 def _streams(name: str, folder: Path, target: Any, seed: int) -> None:
@@ -280,7 +281,8 @@ def _pard(folder: Path, draft: Any, seed: int) -> None:
 
 MAKERS: dict[str, Callable[[Path, Any, int], None]] = {
     "medusa": _medusa,
-    "eagle": _eagle,
+    "eagle": partial(_feature, "eagle"),
+    "mtp": partial(_feature, "mtp"),
     "eagle3": partial(_streams, "eagle3"),
     "dflash": partial(_blocks, "dflash"),
     "dspark": partial(_blocks, "dspark"),

@@ -58,6 +58,11 @@ class VllmServer(LaunchingEngine):
         return Vllm.refuses(cell)
 
     @classmethod
+    def refuses_model(cls, method: str, config: dict[str, Any]) -> str | None:
+        """See `Vllm.refuses_model`."""
+        return Vllm.refuses_model(method, config)
+
+    @classmethod
     def build(cls, options: Mapping[str, Any]) -> str:
         """See `Vllm.build`."""
         return Vllm.build(options)

@@ -73,6 +73,8 @@ class Foreign:
     """Whether the engine has it for GPUs alone."""
     sampled: bool = False
     """Whether it draws draft tokens from a distribution above temperature 0."""
+    carried: bool = False
+    """Whether it drafts with layers that the target's own checkpoint carries, and with no others."""
 
 
 class HeadRecipe(Settings):

@@ -16,7 +16,7 @@ from typing import Any
 
 from specrig.heads import shapes as of
 from specrig.heads.base import MASKS
-from specrig.heads.layouts import LAYOUTS, PREFIX, Config, Layout, renamed
+from specrig.heads.layouts import LAYOUTS, PREFIX, Config, Layout, carried, renamed
 from specrig.heads.pickled import tensor_shapes as pickled_shapes
 from specrig.heads.shapes import Fits, Shapes
 from specrig.runtime.types import DecodingError
@@ -28,12 +28,12 @@ AGAIN = "copy, fetch or train it again"
 TITLES = {
     "eagle": "EAGLE head", "eagle3": "EAGLE-3 head", "p_eagle": "P-EAGLE head", "dflash": "DFlash head",
     "dspark": "DSpark head", "medusa": "Medusa heads", "hydra": "Hydra heads", "pard": "PARD draft", "rest": "REST datastore",
-    "layer_skip": "list of skipped layers",
+    "layer_skip": "list of skipped layers", "mtp": "head for multi-token prediction",
 }  # fmt: skip
 """Kind of head -> what messages call its folder's content."""
 SHAPES: dict[str, Callable[[Any], Shapes]] = {
     "eagle": of.eagle, "eagle3": of.eagle3, "p_eagle": of.p_eagle, "dflash": of.dflash, "dspark": of.dspark,
-    "medusa": of.medusa, "hydra": of.hydra,
+    "medusa": of.medusa, "hydra": of.hydra, "mtp": of.mtp,
 }  # fmt: skip
 """Kind -> the tensors that a checkpoint must have."""
 EXTRAS: dict[str, Callable[[Any], Shapes]] = {
@@ -51,8 +51,8 @@ FOREIGN = (
 )  # fmt: skip
 """What stands in the names of a config.json -> the kind of head that it is, which no method here drafts with."""
 OURS = (
-    ("dspark", "dspark"), ("dflash", "dflash"), ("medusa", "medusa"), ("hydra", "hydra"), ("layer_skip", "layer_skip"), ("peagle", "p_eagle"),
-    ("eagle3", "eagle3"), ("eagle", "eagle"),
+    ("dspark", "dspark"), ("dflash", "dflash"), ("medusa", "medusa"), ("hydra", "hydra"), ("layer_skip", "layer_skip"),
+    ("peagle", "p_eagle"), ("eagle3", "eagle3"), ("eagle", "eagle"), ("multitokenprediction", "mtp"),
 )  # fmt: skip
 """Likewise -> the kind of head that a method here drafts with."""
 SERVES = {"p_eagle": ("eagle3",)}
@@ -313,6 +313,9 @@ def head_fault(wanted: str, folder: Path, target: Config) -> str | None:
         return CHECKS[kind](folder) if kind in CHECKS else None
     text = target.get("text_config") if isinstance(target.get("text_config"), dict) else target
     try:
+        if kind == "mtp" and carried(own := read_config(folder, TITLES[kind])):
+            reason = carried_fault(own, target)
+            return None if reason is None else f"{folder}: {reason}"
         found = describe(folder, kind)
         reason = fault(found, kind, Fits(*(_size(text or {}, *names) for names in _SIZES)))
         if reason is None and (ids := _mapped(folder, found)) is not None:
@@ -320,6 +323,19 @@ def head_fault(wanted: str, folder: Path, target: Config) -> str | None:
     except DecodingError as error:
         return str(error)
     return None if reason is None else f"{folder}: {reason}"
+
+
+def carried_fault(config: Config, target: Config) -> str | None:
+    """Why the MTP layers that the checkpoint of a model with this config.json carries draft for no target with the other;
+    None: they do. Keys of the target that are not known count as the same.
+    """
+    for key in ("model_type", "hidden_size", "num_hidden_layers", "vocab_size"):
+        own, others = config.get(key), target.get(key)
+        if others is not None and own != others:
+            return (
+                f"its MTP layers are of a model whose {key} is {own}, the target's is {others}: name the target itself"
+            )
+    return None
 
 
 def pard_fault(folder: Path) -> str | None:

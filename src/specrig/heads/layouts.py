@@ -179,6 +179,7 @@ LAYOUTS = (
         _medusa,
     ),
     Layout("hydra", "SpecRig", _otherwise),
+    Layout("mtp", "SpecRig", _otherwise),
 )
 
 
@@ -190,3 +191,24 @@ def renamed(layout: Layout, theirs: str) -> str | None:
     for pattern, ours in layout.names:
         found = re.sub(pattern, ours, found)
     return found
+
+
+CARRIED = "num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers"
+"""Keys of a model's config.json that count the MTP layers which its checkpoint carries."""
+_NEXTN = (
+    (r"^model\.layers\.{n}\.enorm\.", "embedding_norm."),
+    (r"^model\.layers\.{n}\.hnorm\.", "feature_norm."),
+    (r"^model\.layers\.{n}\.eh_proj\.", "fc."),
+    (r"^model\.layers\.{n}\.shared_head\.norm\.", "model.norm."),
+    (r"^model\.layers\.{n}\.(?=self_attn|mlp|input_layernorm|post_attention_layernorm)", "model.layers.0."),
+)
+MTP_LAYERS = {"deepseek_v3": _NEXTN, "glm4_moe": _NEXTN, "glm4_moe_lite": _NEXTN}
+"""Architecture -> its first MTP layer's tensors: pattern of a name, where n is the number of the model's layers -> what
+stands in its place in a model of one layer.
+"""
+
+
+def carried(config: Config) -> int:
+    """How many MTP layers the checkpoint of a model with this config.json carries."""
+    text = config.get("text_config") or config
+    return next((count for key in CARRIED if (count := text.get(key))), 0)

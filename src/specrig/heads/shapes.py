@@ -111,6 +111,12 @@ def eagle(config: Any) -> Shapes:
     return {"fc.weight": (D, 2 * D)} | layer(config, "layers.0", D) | whole_layers(config, 1)
 
 
+def mtp(config: Any) -> Shapes:
+    """EAGLE's, with norms of what `fc` reads, of what the layer reads and of what the LM head reads."""
+    names = "embedding_norm", "feature_norm", "layers.0.input_layernorm", "norm"
+    return eagle(config) | {f"{name}.weight": (config.hidden_size,) for name in names}
+
+
 def eagle_extras(config: Any) -> Shapes:
     """EAGLE's own `fc.bias`; norms of what `fc` and the layer read and of what the LM head reads; an embedding and an
     LM head other than the target's.
@@ -337,7 +343,7 @@ def misfit(kind: str, config: Any, target: Fits) -> str | None:
     if kind == "hydra":
         return _depth_fault(config, target, "target", more=False)
     wrong = _hidden_fault(config, target) or _vocabulary_fault(config, target) or _layer_fault(config)
-    if wrong or kind == "eagle":
+    if wrong or kind in ("eagle", "mtp"):
         return wrong
     blocks = kind in ("dflash", "dspark")
     try:

@@ -32,7 +32,9 @@ POSITIONS = re.compile(r"position|rope|rotary|n_ctx|max_seq_len|max_target_lengt
 """In the name of a key that says how positions enter, or how many there are."""
 
 
-HEADS_OF_TARGETS = re.compile(r"Eagle|Medusa|Hydra|DFlash|MLPSpeculator|DraftModel|DSpark|NextN", re.IGNORECASE)
+HEADS_OF_TARGETS = re.compile(
+    r"Eagle|Medusa|Hydra|DFlash|MLPSpeculator|DraftModel|DSpark|NextN|MultiTokenPrediction", re.IGNORECASE
+)
 """In the name of the architecture of a head that drafts inside a target."""
 KINDS_OF_HEADS = {"medusa", "hydra", "eagle", "rest", "layer_skip", "mlp_speculator"}
 """Their `model_type`, where they have one of their own."""

@@ -84,7 +84,7 @@ class TransformersModel(CachedModel):
         rows = spans(last or ())
         needed = tuple(sorted({at for row in rows for at in row}))
         output = self.model(
-            input_ids=tokens,
+            **({"input_ids": tokens} if features is None else {"inputs_embeds": features}),
             position_ids=positions,
             attention_mask=self._masks(step, B, n),
             past_key_values=_CacheView(self.cache, step),

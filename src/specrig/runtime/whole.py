@@ -47,7 +47,10 @@ def load_whole(source: str, **options: Any) -> Any:
     if lacking := sorted(found["missing_keys"]):
         raise ValueError(f"it lacks {', '.join(lacking[:3])}{' and more' if len(lacking) > 3 else ''}")
     unread = () if "gguf_file" in options else found["unexpected_keys"]
-    if left_out := sorted(name for name in unread if not BESIDE.search(name)):
+    text = model.config.get_text_config(decoder=True)
+    mtp_layers = range(getattr(text, "num_nextn_predict_layers", None) or 0)  # numbered behind the model's own
+    mtp = tuple(f"model.layers.{text.num_hidden_layers + number}." for number in mtp_layers)
+    if left_out := sorted(name for name in unread if not (BESIDE.search(name) or name.startswith(mtp))):
         raise ValueError(f"nothing in it reads {', '.join(left_out[:3])}{' and more' if len(left_out) > 3 else ''}")
     return model
 

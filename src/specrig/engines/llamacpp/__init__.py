@@ -36,6 +36,12 @@ GREEDY = (
     "unless draft_sampling is probabilistic"
 )
 
+REFUSED = {
+    "mtp": "llama.cpp drafts with MTP layers (draft-mtp) that a target's GGUF file holds, and no architecture with such "
+    "layers is written or read as GGUF here"
+}
+"""Method that llama.cpp has -> why it does not run it here."""
+
 
 class LlamaCpp(LaunchingEngine):
     """Writes the pair as GGUF files on first use and keeps one server for each (method, k, options, batch size)."""
@@ -85,7 +91,9 @@ class LlamaCpp(LaunchingEngine):
     @classmethod
     def refuses(cls, cell: Cell) -> str | None:
         """Methods that llama.cpp lacks, trees, and lossy acceptance."""
-        return lacks("llama.cpp", cls.name, cell) or not_a_chain("llama.cpp", cls.name, cell)
+        return (
+            REFUSED.get(cell.method) or lacks("llama.cpp", cls.name, cell) or not_a_chain("llama.cpp", cls.name, cell)
+        )
 
     @classmethod
     def refuses_model(cls, method: str, config: dict[str, Any]) -> str | None:

@@ -19,12 +19,13 @@ from pydantic import Field, field_validator
 
 from specrig.cell import Cell, digest
 from specrig.decoding.types import Generation
-from specrig.engines.base import EngineError, WeightsEngine, lacks, not_a_chain
+from specrig.engines.base import EngineError, WeightsEngine, foreign, lacks, not_a_chain
 from specrig.engines.logs import EngineLog
 from specrig.engines.vllm import cpu_sampling
 from specrig.engines.vllm.arguments import arguments
 from specrig.engines.vllm.processes import Processes, intel_openmp, placing, quiet_llvmlite, resident_mb
 from specrig.engines.vllm.speculation import ARCTIC, Request, Schedule, speculation_of
+from specrig.heads.layouts import CARRIED, carried
 from specrig.models.pair import PairFiles
 from specrig.settings import Settings
 
@@ -53,7 +54,7 @@ class Vllm(WeightsEngine):
     simulates = True
     in_process = False
     differences: ClassVar[Mapping[str, str]] = {
-        **dict.fromkeys(("draft_model", "eagle", "eagle3", "dflash", "pard"), DRAFTS_GREEDILY),
+        **dict.fromkeys(("draft_model", "eagle", "eagle3", "dflash", "pard", "mtp"), DRAFTS_GREEDILY),
         "p_eagle": f"{DRAFTS_GREEDILY}; a head's bias of the token before is left out",
         "medusa": "the heads' bias of the token before is left out",
         "ngram": "vLLM takes the earliest match of the longest suffix, the native method the latest",
@@ -121,6 +122,17 @@ class Vllm(WeightsEngine):
         if cell.method == "suffix" and importlib.util.find_spec("arctic_inference") is None:
             return f"vLLM's suffix decoding needs arctic-inference, which is built from source: {ARCTIC}"
         return None
+
+    @classmethod
+    def refuses_model(cls, method: str, config: dict[str, Any]) -> str | None:
+        """Targets without layers of their own to draft with, where vLLM has no others."""
+        known = foreign(cls.name).get(method)
+        if known is None or not known.carried or carried(config):
+            return None
+        return (
+            f"vLLM drafts for {method} with layers that the target's own checkpoint carries, and its config.json names none "
+            f"({', '.join(CARRIED)}); a head that was trained for it runs in the engine native"
+        )
 
     @classmethod
     def refuses_other_vocabulary(cls, cell: Cell) -> str | None:

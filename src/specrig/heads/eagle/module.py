@@ -52,20 +52,32 @@ class EagleLayers(nn.Module):
         self.layers: Any = nn.ModuleList(layers)
         self.embedding_norm: Tensor | None = None
         """Of the embedding that `fc` reads; None: it reads the embedding as it is."""
+        self.feature_norm: Tensor | None = None
+        """Of the feature that `fc` reads, likewise."""
         self.input_norm: Tensor | None = None
         """Of the stream that the first layer's attention reads; None: it reads the stream as it is."""
         self.norm: Tensor | None = None
         """Of what the LM head reads; None: it reads the predicted feature as it is."""
+        self.norms_output = False
+        """Whether the state behind the final norm is fed back, instead of the one before it."""
+
+    def joined(self, embedded: Tensor, features: Tensor) -> Tensor:
+        """Embeddings and features `[..., D]` as `fc` reads them, `[..., 2D]`."""
+        embedded = self.normed(embedded, self.embedding_norm)
+        return torch.cat((embedded, self.normed(features.to(embedded.dtype), self.feature_norm)), -1)
 
     def entry(self, embedded: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
         """Of embeddings and features `[B, n, D]` the first layer's residual stream, and what its attention reads."""
-        embedded = self.normed(embedded, self.embedding_norm)
-        x = self.fc(torch.cat((embedded, features.to(embedded.dtype)), -1))
+        x = self.fc(self.joined(embedded, features))
         return x, self.normed(x, self.input_norm)
 
     def read_out(self, predicted: Tensor) -> Tensor:
         """Predicted features `[..., D]` as the LM head reads them."""
         return self.normed(predicted, self.norm)
+
+    def fed_back(self, predicted: Tensor) -> Tensor:
+        """Predicted features `[..., D]` as the next step reads them."""
+        return self.read_out(predicted) if self.norms_output else predicted
 
     def normed(self, x: Tensor, norm: Tensor | None) -> Tensor:
         """`[..., D]` behind a norm; as it is where there is none."""
@@ -81,17 +93,16 @@ class EagleHead(DraftHead):
     title: ClassVar[str] = "EAGLE head"
     module: EagleLayers
     _above: Tensor | None = None
-    norms_output: bool = False
-    """Whether the state behind the final norm is fed back, instead of the one before it."""
 
     def take_weights(self, weights: dict[str, Tensor]) -> None:
         """Build the layers from the checkpoint's tensors."""
         layers = self.layers_of(weights, "layers.0")
         self.module = EagleLayers(Linear(weights["fc.weight"], weights.get("fc.bias")), layers, self.eps)
         self.module.embedding_norm = weights.get("embedding_norm.weight")
+        self.module.feature_norm = weights.get("feature_norm.weight")
         self.module.input_norm = weights.get("layers.0.input_layernorm.weight")
         self.module.norm = weights.get("norm.weight")
-        self.norms_output = self.module.norm is not None
+        self.module.norms_output = self.module.norm is not None
         self.take_module(weights)
 
     def layers_of(self, weights: dict[str, Tensor], first: str) -> list[DecoderLayer]:
@@ -117,7 +128,7 @@ class EagleHead(DraftHead):
         n, D]`.
         """
         logits, predicted = self.forward(tokens, last=last, features=features)
-        return logits, self.module.read_out(predicted) if self.norms_output else predicted
+        return logits, self.module.fed_back(predicted)
 
     def advance(self, rows: Sequence[Sequence[int]], done: Sequence[bool] = ()) -> tuple[Tensor, Tensor]:
         """Run the entries of the tokens that were accepted; returns next-token logits `[B, Vd]` and the last token's

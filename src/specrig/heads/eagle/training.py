@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -21,7 +22,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from specrig.heads import acceptance
 from specrig.heads.acceptance import ahead
-from specrig.heads.eagle import Eagle, LayerHead
+from specrig.heads.eagle import LayerHead
 from specrig.heads.eagle import module as checkpoint
 from specrig.heads.eagle.module import EagleLayers
 from specrig.heads.learner import Learner, States, Texts
@@ -55,8 +56,6 @@ class LayerLearner(Learner):
     """A head of decoder layers with the target's sizes."""
 
     module: EagleLayers
-    feeds_normed: bool = False
-    """Whether what it reads again of its own output is behind the norm that the LM head reads it through."""
 
     def __init__(
         self, settings: LayerHead, model: Teacher, teacher: Teacher, vocabulary: Tensor | None, seed: int
@@ -149,8 +148,26 @@ class LayerLearner(Learner):
             yield x
             # The next step reads each prediction one position later. Entry 0 has none before it and keeps its true
             # feature.
-            read = self.module.read_out(x) if self.feeds_normed else x
-            incoming = torch.cat((features[:, :1].to(x.dtype), read[:, :-1]), 1)
+            incoming = torch.cat((features[:, :1].to(x.dtype), self.module.fed_back(x)[:, :-1]), 1)
+
+    def unrolled(self, batch: Texts, states: Tensor, steps: int, decay: float, known: Tensor | None = None) -> Tensor:
+        """The weighted mean over the steps of the distance of the distributions (`losses.distribution_loss`), each step
+        `decay` times the one before. With a reduced vocabulary the target's distribution is renormalised over the tokens
+        that the head knows. known: what step 0 predicts, `[B, T, D]`; then the mean is over the further steps alone.
+        """
+        model, trained = self.model, trained_entries(batch)
+        with torch.no_grad(), autocast(model.where):
+            likely = self.output(states[:, 1:, -model.hidden :][trained])
+            embedded = F.embedding(batch.tokens[:, 1:], model.embedding)
+        total, weight, weights = torch.zeros((), device=model.where), 1.0, 0.0
+        with autocast(model.where):
+            further = islice(self(embedded, states[:, :-1], steps, known), 0 if known is None else 1, None)
+            for predicted in further:
+                loss = distribution_loss(self.logits(predicted[trained]), likely, self.settings.loss)
+                total = total + weight * loss
+                weights += weight
+                weight *= decay
+        return total / weights
 
     @torch.no_grad()
     def measured(self, heldout: Texts, states: States) -> tuple[Tensor, Tensor]:
@@ -193,9 +210,9 @@ def trained_entries(batch: Texts) -> Tensor:
 class EagleLearner(LayerLearner):
     """EAGLE's head, read out with the target's own LM head."""
 
-    settings: Eagle
-
-    def __init__(self, settings: Eagle, model: Teacher, teacher: Teacher, vocabulary: Tensor | None, seed: int) -> None:
+    def __init__(
+        self, settings: LayerHead, model: Teacher, teacher: Teacher, vocabulary: Tensor | None, seed: int
+    ) -> None:
         super().__init__(settings, model, teacher, vocabulary, seed)
         generator, D, config = torch.Generator().manual_seed(seed), model.hidden, self.layer_config
         fc = Divided(normal(D, 2 * D, generator))
@@ -207,7 +224,7 @@ class EagleLearner(LayerLearner):
 
     def inputs(self, tokens: Tensor, states: Tensor) -> Tensor:
         """The token's embedding and the feature."""
-        return torch.cat((F.embedding(tokens, self.model.embedding).to(states.dtype), states), -1)
+        return self.module.joined(F.embedding(tokens, self.model.embedding).to(states.dtype), states)
 
     def goal_scale(self) -> float:
         """It predicts the final state itself."""
@@ -215,7 +232,7 @@ class EagleLearner(LayerLearner):
 
     def logits(self, predicted: Tensor) -> Tensor:
         """The target's own LM head reads the predicted features."""
-        return self.output(predicted)
+        return self.output(self.module.read_out(predicted))
 
     def loss(self, batch: Texts, states: Tensor, teacher_states: Tensor) -> Tensor:
         """Mean over the steps of feature_weight x smooth-L1 + logits_weight x distance of the distributions

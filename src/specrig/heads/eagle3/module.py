@@ -100,7 +100,7 @@ class Eagle3Head(EagleHead):
             self.entry_norms = norms[0], norms[1]  # compiled code then makes what the layer reads
         self.module.joined_norm = weights.get("input_norm.weight")
         self.module.state_norms = [weights[name] for name in sorted(weights) if name.startswith("fc_norm.")]
-        self.norms_output = bool(getattr(self.config, "norm_output", False))
+        self.module.norms_output = bool(getattr(self.config, "norm_output", False))
         self.take_module(weights)
 
     @torch.inference_mode()

@@ -9,7 +9,6 @@ Shapes: B sequences, T entries (tokens less one), D hidden, V vocabulary, Vd the
 
 from __future__ import annotations
 
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +17,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - its usual name
 
 from specrig.heads.eagle import LayerHead
-from specrig.heads.eagle.training import Divided, LayerLearner, trained_entries
+from specrig.heads.eagle.training import Divided, LayerLearner
 from specrig.heads.eagle3 import Eagle3
 from specrig.heads.eagle3 import module as checkpoint
 from specrig.heads.eagle3.module import Eagle3Layers
 from specrig.heads.learner import Texts
-from specrig.heads.losses import distribution_loss
 from specrig.heads.shapes import VARIANTS, read_aux_layers
-from specrig.heads.teacher import Teacher, autocast
+from specrig.heads.teacher import Teacher
 from specrig.heads.trained_layer import layer_tensors, normal, untrained_layer
 from specrig.runtime.layer import DecoderLayer
 
@@ -86,25 +84,6 @@ class AuxStatesLearner(LayerLearner):
             **{key: (bool(getattr(config, key, False)), getattr(self.config, key, False)) for key in VARIANTS},
         }
 
-    def unrolled(self, batch: Texts, states: Tensor, steps: int, decay: float, known: Tensor | None = None) -> Tensor:
-        """The weighted mean over the steps of the distance of the distributions (`losses.distribution_loss`), each step
-        `decay` times the one before. With a reduced vocabulary the target's distribution is renormalised over the tokens
-        that the head knows. known: what step 0 predicts, `[B, T, D]`; then the mean is over the further steps alone.
-        """
-        model, trained = self.model, trained_entries(batch)
-        with torch.no_grad(), autocast(model.where):
-            likely = self.output(states[:, 1:, -model.hidden :][trained])
-            embedded = F.embedding(batch.tokens[:, 1:], model.embedding)
-        total, weight, weights = torch.zeros((), device=model.where), 1.0, 0.0
-        with autocast(model.where):
-            further = islice(self(embedded, states[:, :-1], steps, known), 0 if known is None else 1, None)
-            for predicted in further:
-                loss = distribution_loss(self.logits(predicted[trained]), likely, self.settings.loss)
-                total = total + weight * loss
-                weights += weight
-                weight *= decay
-        return total / weights
-
 
 class Eagle3Learner(AuxStatesLearner):
     """EAGLE-3's head."""
@@ -118,7 +97,7 @@ class Eagle3Learner(AuxStatesLearner):
         self.config = checkpoint.head_config(
             model.config, None if vocabulary is None else len(vocabulary), settings.norms
         )
-        self.feeds_normed = settings.norms
+        self.module.norms_output = settings.norms
         if settings.norms:
             self.module.state_norms = nn.ParameterList(torch.ones(model.hidden) for _ in self.aux_layers)
 
