@@ -24,6 +24,10 @@ def choose_target_layers(layers: int) -> tuple[int, ...]:
     return tuple(sorted({edge, layers // 2, layers - edge}))
 
 
+CHAIN = {"acceptance": "exact", "length": "fixed", "nodes": 0}
+"""The native method's options with which it drafts as other engines do."""
+
+
 class DFlash(LayerHead):
     """How large a block DFlash's layers fill, and how they learn it."""
 
@@ -32,7 +36,8 @@ class DFlash(LayerHead):
     about: ClassVar[str] = "How the head of `dflash` is trained."
     aux_hidden_states: ClassVar[int] = 3
     foreign: ClassVar[Mapping[str, Foreign]] = {
-        "vllm": Foreign("dflash", options={"acceptance": "exact", "length": "fixed", "nodes": 0}, sampled=True),
+        "vllm": Foreign("dflash", options=CHAIN, sampled=True),
+        "sglang": Foreign("DFLASH", keys={"--speculative-num-steps": 1}),  # a block in one pass
     }
 
     steps: int = Field(default=50, ge=1)
