@@ -42,21 +42,23 @@ def cell(engine: str, method: str, k: int = 4) -> Cell:
 
 @pytest.fixture
 def toy_pair(tmp_path: Path) -> PairFiles:
-    return build(tmp_path / "toy_pair", ["eagle3"])
+    return build(tmp_path / "toy_pair", ["eagle3", "dflash"])
 
 
 @pytest.mark.parametrize("cut_vocabulary", [False, True])
-@pytest.mark.parametrize("method", ["draft_model", "eagle3"])
+@pytest.mark.parametrize(
+    ("method", "prompt"), [("draft_model", PROMPT), ("eagle3", PROMPT), ("dflash", [3, 5, 3, 5, 7, 3, 5])]
+)  # of each some drafts are accepted
 def test_the_same_drafts_are_accepted_as_in_the_native_engine(
-    toy_pair: PairFiles, method: str, cut_vocabulary: bool
+    toy_pair: PairFiles, method: str, prompt: list[int], cut_vocabulary: bool
 ) -> None:
     if cut_vocabulary:
         if method != "eagle3":
-            pytest.skip("a draft model has all tokens")
+            pytest.skip("it has all tokens")
         _cut(toy_pair.heads["eagle3"], [0, 1, 3, 4, 6, 7])
-    (ours,) = Native(toy_pair).generate(cell("native", method), [PROMPT], max_new_tokens=60, seeds=[0])
+    (ours,) = Native(toy_pair).generate(cell("native", method), [prompt], max_new_tokens=60, seeds=[0])
     with LlamaCpp(toy_pair, threads=1) as engine:
-        (theirs,) = engine.generate(cell("llamacpp", method), [PROMPT], max_new_tokens=60, seeds=[0])
+        (theirs,) = engine.generate(cell("llamacpp", method), [prompt], max_new_tokens=60, seeds=[0])
     assert theirs.tokens == ours.tokens
     assert theirs.counts is not None and theirs.counts.accepted
     assert theirs.counts.accepted == sum(entry.accepted for entry in ours.rounds)

@@ -8,6 +8,7 @@ those of llama.cpp (gguf-py, `constants.py`).
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,8 @@ LAYER = {
 """Names of a Llama's tensors here -> in GGUF."""
 EAGLE3 = {"fc": "fc", "norm": "output_norm", "lm_head": "output", "midlayer.hidden_norm": "blk.0.attn_norm_2"}
 """The same of what an EAGLE-3 head has besides its layer."""
+DFLASH = {"fc": "fc", "hidden_norm": "enc.output_norm", "norm": "output_norm"}
+"""The same of what a DFlash head has besides its layers."""
 
 
 def token(index: int) -> str:
@@ -89,30 +92,75 @@ def write_eagle3(folder: Path, target: dict[str, Any], out: Path, dtype: str) ->
     GGUF's `d2t` holds the target's ids themselves, not their distance from the draft's. Raises ModelError for a head of
     another build.
     """
-    import torch
     from transformers import LlamaConfig
 
-    from specrig.heads import checkpoint, shapes
+    from specrig.heads import shapes
+
+    config, found, layers = _read_head(folder, "eagle3", LlamaConfig, shapes.read_aux_layers, target)
+    names = EAGLE3 | {f"midlayer.{ours}": f"blk.0.{theirs}" for ours, theirs in LAYER.items()}
+    variants = [key for key in shapes.VARIANTS if getattr(config, key, None)]
+    tensors = _named(folder, "an EAGLE-3 head", found, names, variants)
+    extra = {"target_layers": layers, "target_hidden_size": target["hidden_size"]}
+    _write(out, "eagle3", config, 1, tensors, dtype, extra)
+
+
+def write_dflash(folder: Path, target: dict[str, Any], out: Path, dtype: str) -> None:
+    """Write the DFlash head in `folder` likewise; llama.cpp takes embedding and LM head from the target where it has none.
+
+    A cut vocabulary is written only with an LM head of its own (`d2t`); else llama.cpp drafts among all tokens. Raises
+    ModelError for a head of another build.
+    """
+    from transformers import Qwen3Config
+
+    from specrig.heads import shapes
+
+    config, found, layers = _read_head(folder, "dflash", Qwen3Config, shapes.read_target_layers, target)
+    inner = LAYER | {f"self_attn.{part}_norm": f"attn_{part}_norm" for part in "qk"}
+    names = DFLASH | {
+        f"layers.{layer}.{ours}": f"blk.{layer}.{theirs}"
+        for layer in range(config.num_hidden_layers)
+        for ours, theirs in inner.items()
+    }
+    own = {"lm_head": "output", "embed_tokens": "token_embd"}
+    names |= {ours: theirs for ours, theirs in own.items() if f"{ours}.weight" in found}
+    tensors = _named(folder, "a DFlash head", found, names)
+    extra = {"target_layers": layers, "block_size": config.block_size}
+    mask = shapes.dflash_config(config)["mask_token_id"]
+    _write(out, "dflash", config, config.num_hidden_layers, tensors, dtype, extra, mask=mask, halves=True)
+
+
+HEADS = {"eagle3": write_eagle3, "dflash": write_dflash}
+"""Head -> what writes it."""
+
+
+def _read_head(
+    folder: Path, kind: str, kind_of_config: Any, read_layers: Callable[..., Sequence[int]], target: dict[str, Any]
+) -> tuple[Any, dict[str, Tensor], list[int]]:
+    """Configuration and tensors of a head, and after which layers of the target it reads it."""
+    from specrig.heads import checkpoint
     from specrig.runtime.types import DecodingError
 
     try:
-        keys, found = checkpoint.read_head(folder, "eagle3")
-        config = LlamaConfig.from_dict(keys)
-        layers = shapes.read_aux_layers(config, target["num_hidden_layers"])
+        keys, found = checkpoint.read_head(folder, kind)
+        config = kind_of_config.from_dict(keys)
+        return config, found, list(read_layers(config, target["num_hidden_layers"]))
     except DecodingError as error:
         raise ModelError(f"{folder}: {error}") from error
-    names = EAGLE3 | {f"midlayer.{ours}": f"blk.0.{theirs}" for ours, theirs in LAYER.items()}
-    others = [key for key in shapes.VARIANTS if keys.get(key)]
-    others += sorted(found.keys() - {f"{ours}.weight" for ours in names} - {"d2t", "embed_tokens.weight"})
+
+
+def _named(
+    folder: Path, what: str, found: dict[str, Tensor], names: dict[str, str], variants: Sequence[str] = ()
+) -> dict[str, Tensor]:
+    """A head's tensors under GGUF's names. variants: keys of its config that llama.cpp has no form of."""
+    import torch
+
+    others = [*variants, *sorted(found.keys() - {f"{ours}.weight" for ours in names} - {"d2t", "embed_tokens.weight"})]
     if others:
-        raise ModelError(
-            f"{folder}: an EAGLE-3 head with {', '.join(others)} is not written as GGUF; use another engine"
-        )
+        raise ModelError(f"{folder}: {what} with {', '.join(others)} is not written as GGUF; use another engine")
     tensors = {theirs: found[f"{ours}.weight"] for ours, theirs in names.items()}
     if "d2t" in found:
         tensors["d2t"] = found["d2t"] + torch.arange(len(found["d2t"]))
-    extra = {"target_layers": list(layers), "target_hidden_size": target["hidden_size"]}
-    _write(out, "eagle3", config, 1, tensors, dtype, extra)
+    return tensors
 
 
 def rename_tokens(file: Path, out: Path) -> None:
@@ -135,8 +183,18 @@ def rename_tokens(file: Path, out: Path) -> None:
 
 
 def _write(
-    out: Path, kind: str, config: Any, layers: int, tensors: dict[str, Tensor], dtype: str, extra: dict[str, Any]
+    out: Path,
+    kind: str,
+    config: Any,
+    layers: int,
+    tensors: dict[str, Tensor],
+    dtype: str,
+    extra: dict[str, Any],
+    *,
+    mask: int | None = None,
+    halves: bool = False,
 ) -> None:
+    """mask: the mask token. halves: llama.cpp rotates halves of a head in this architecture, as we do, not neighbours."""
     import torch
     from gguf import GGMLQuantizationType, GGUFWriter, quantize
 
@@ -158,11 +216,13 @@ def _write(
     for key, value in extra.items():
         (writer.add_array if isinstance(value, list) else writer.add_uint32)(f"{kind}.{key}", value)
     _name_tokens(writer, config.vocab_size)
+    if mask is not None:
+        writer.add_mask_token_id(mask)
     for name, tensor in tensors.items():
         if not tensor.is_floating_point():
             writer.add_tensor(name, tensor.to(torch.int64).numpy())
             continue
-        if name.endswith(("attn_q", "attn_k")):
+        if name.endswith(("attn_q", "attn_k")) and not halves:
             tensor = _interleaved(tensor, heads if name.endswith("q") else kv_heads)
         stored = GGMLQuantizationType[TYPES[dtype] if tensor.dim() > 1 else "F32"]
         writer.add_tensor(f"{name}.weight", quantize(tensor.float().contiguous().numpy(), stored), raw_dtype=stored)

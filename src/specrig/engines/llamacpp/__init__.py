@@ -46,6 +46,7 @@ class LlamaCpp(LaunchingEngine):
     differences: ClassVar[Mapping[str, str]] = {
         "draft_model": GREEDY,
         "eagle3": GREEDY,
+        "dflash": f"{GREEDY}; a head of a cut vocabulary drafts among all tokens",
         "ngram": "llama.cpp looks up exactly the last n tokens, the native method shorter suffixes too, down to min_n; "
         "and it drafts only where at least n tokens follow the match",
     }
@@ -143,9 +144,9 @@ class LlamaCpp(LaunchingEngine):
             )
         if not out.exists():
             file = gguf.source_file(source) if self.options.weights == "file" else None
-            if part == "eagle3":
+            if (write := to_gguf.HEADS.get(part)) is not None:
                 head = hub.fetch_folder(source, pair.revisions.get(part))
-                to_gguf.write_eagle3(head, gate.config(pair.target, pair.target_revision), out, pair.dtype)
+                write(head, gate.config(pair.target, pair.target_revision), out, pair.dtype)
             elif file is not None:
                 to_gguf.rename_tokens(file, out)
             else:

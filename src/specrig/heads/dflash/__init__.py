@@ -38,6 +38,7 @@ class DFlash(LayerHead):
     foreign: ClassVar[Mapping[str, Foreign]] = {
         "vllm": Foreign("dflash", options=CHAIN, sampled=True),
         "sglang": Foreign("DFLASH", keys={"--speculative-num-steps": 1}),  # a block in one pass
+        "llamacpp": Foreign("draft-dflash", options=CHAIN, sampled=True),
     }
 
     steps: int = Field(default=50, ge=1)
