@@ -109,8 +109,8 @@ class RoundRecorder:
 
 
 def _is_run(skip: Any) -> bool:
-    """Whether numbers of layers follow each other; a share or None are none."""
-    return isinstance(skip, (list, tuple)) and sorted(skip) == list(range(min(skip), max(skip) + 1))
+    """Whether `skip` names layers that follow each other; a share and None name none."""
+    return isinstance(skip, (list, tuple)) and bool(skip) and sorted(skip) == list(range(min(skip), max(skip) + 1))
 
 
 class Transformers(WeightsEngine):
