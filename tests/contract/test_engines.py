@@ -17,15 +17,16 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from specrig.audit.exact import exact_test
 from specrig.audit.toy_pair import build
 from specrig.cell import Cell
 from specrig.decoding.drafters import registry as methods
 from specrig.engines import registry
-from specrig.engines.base import Engine, EngineError
+from specrig.engines.base import Engine, EngineError, foreign
 from specrig.engines.vllm.speculation import speculation_of
+from specrig.heads.base import Foreign
 from specrig.heads.medusa import module as medusa
 from specrig.heads.pard import module as pard
 from specrig.models.pair import PairFiles
@@ -182,11 +183,40 @@ def test_a_draft_that_is_not_sure_ends_early(toy_pair: PairFiles, name: str, opt
     assert outputs[0] == outputs[1] and drafted[1] < drafted[0]
 
 
-def test_vllms_switches_reach_its_config(toy_pair: PairFiles) -> None:
+def test_early_exit_drafts_what_the_native_method_does(toy_pair: PairFiles, native: Engine) -> None:
+    layers = AutoConfig.from_pretrained(toy_pair.target).num_hidden_layers
+    skip = tuple(range(1, layers))
+    refuses = registry()["transformers"].refuses
+    assert refuses(cell("transformers", "layer_skip", skip=skip)) is None
+    for other in (None, 0.5, (0, layers - 1) if layers > 2 else None):
+        assert "give skip their numbers" in (refuses(cell("transformers", "layer_skip", skip=other)) or "")
+    with registry()["transformers"](toy_pair) as engine:
+        for prompt in PROMPTS:
+            (ours,) = native.generate(cell("native", "layer_skip", skip=skip), [prompt], max_new_tokens=33, seeds=[0])
+            (found,) = engine.generate(
+                cell("transformers", "layer_skip", skip=skip), [prompt], max_new_tokens=33, seeds=[0]
+            )
+            (plain,) = engine.generate(cell("transformers", "autoregressive"), [prompt], max_new_tokens=33, seeds=[0])
+            assert found.tokens == plain.tokens == ours.tokens
+            assert {entry.drafted for entry in found.rounds if not entry.cut} == {4}
+            # Its prefill verifies a draft too, so the rounds of the two begin at different tokens.
+            assert sum(entry.emitted for entry in found.rounds) == 33
+            assert found.draft_passes and not plain.draft_passes
+        with pytest.raises(EngineError, match=f"end the list with {layers - 1}"):
+            engine.generate(cell("transformers", "layer_skip", skip=(0,)), [PROMPTS[0]], max_new_tokens=8, seeds=[0])
+
+
+def test_vllms_switches_reach_its_config(toy_pair: PairFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     options = registry()["vllm"].Options(num_speculative_tokens_per_batch_size=[(1, 8, 4), (9, 64, 1)], ngram_gpu=True)
     config = speculation_of(cell("vllm", "ngram"), toy_pair, **options.of_speculation())["speculative_config"]
     assert config["method"] == "ngram_gpu"
     assert config["num_speculative_tokens_per_batch_size"] == [(1, 8, 4), (9, 64, 1)]
+    adaptive = registry()["vllm"].Options(adaptive_verification=True).of_speculation()
+    monkeypatch.setitem(foreign("vllm"), "ngram", Foreign("dspark"))  # the one method that it is for
+    config = speculation_of(cell("vllm", "ngram"), toy_pair, **adaptive)["speculative_config"]
+    assert config["enable_adaptive_verification"] is True
+    monkeypatch.undo()
+    assert "enable_adaptive_verification" not in str(speculation_of(cell("vllm", "ngram"), toy_pair, **adaptive))
     plain = registry()["vllm"].Options().of_speculation()
     assert speculation_of(cell("vllm", "ngram"), toy_pair, **plain)["speculative_config"] == {
         "method": "ngram",

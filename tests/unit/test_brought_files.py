@@ -14,6 +14,7 @@ import pytest
 from pyarrow import parquet
 
 from specrig.tasks import Prompt, PromptError, read_prompts
+from specrig.tasks.prompts import MASKED, UNRESOLVED
 
 ROWS = [{"id": "1", "prompt": "Größe, ja?"}, {"id": "2", "prompt": "two"}]
 LINES = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in ROWS)
@@ -159,6 +160,22 @@ def test_empty_and_repeated_rows_are_left_out_and_counted(tmp_path: Path) -> Non
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
     assert [prompt.text for prompt in read_prompts(tmp_path / "a.jsonl", left_out=left_out)] == ["use"]
     assert left_out["empty"] == 5
+
+
+def test_placeholders_of_texts_that_a_data_set_may_not_hand_on_are_left_out(tmp_path: Path) -> None:
+    """As SPEED-Bench has them, whose rows of tasks.tsv choose by category."""
+    rows = [
+        {"question_id": f"{category}{number}", "category": category, "turns": [text]}
+        for category, texts in {"coding": ["a", MASKED, f"{MASKED} USING IT"], "math": [MASKED]}.items()
+        for number, text in enumerate(texts)
+    ]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    left_out = Counter[str]()
+    keys = {"prompt_field": "turns.0", "id_field": "question_id"}
+    found = read_prompts(tmp_path / "a.jsonl", **keys, where={"category": "coding"}, left_out=left_out)
+    assert [prompt.id for prompt in found] == ["coding0"] and left_out == {UNRESOLVED: 2}
+    with pytest.raises(PromptError, match="in every row that is chosen; run it and name its file as `source`"):
+        read_prompts(tmp_path / "a.jsonl", **keys, where={"category": "math"})
 
 
 def test_history_reaches_the_template_and_the_text_without_one(letters: Path, write_task: Callable[..., Any]) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import synthetic
 from synthetic import write_study
 
 from specrig.cli import main
@@ -96,6 +97,50 @@ def test_one_table_is_printed_and_written(
     assert page.read_text().count("<strong>") == 8, "the intervals that exclude 1"
     for row in values:
         assert f"{row['ratio']:.2f} [{row['ratio_low']:.2f}, {row['ratio_high']:.2f}]" in printed
+
+
+def worse_drafts(folder: Path, shift: float, **changes: Any) -> Path:
+    """The study of `base` with a draft model whose tokens are accepted more rarely."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(synthetic.SHIFTS, "draft_model", shift)
+        return write_study(folder / "demo", **{"methods": METHODS, "ks": (2, 4), "prompts": 8, **changes})
+
+
+def test_a_method_whose_acceptance_fell_beyond_the_tolerance_fails_with_its_cells(
+    base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    worse = worse_drafts(tmp_path, -0.15)
+    assert main(["compare", str(base), str(worse)]) == 0, "without a tolerance nothing is tested"
+    assert "fell by more" not in capsys.readouterr().out
+    assert main(["compare", str(base), str(worse), "--tolerance", "0.02", "--json"]) == 1
+    values = json.loads(capsys.readouterr().out)
+    lower = [row for row in values["cells"] if row["method"] == "draft_model"]
+    assert values["lower_acceptance"] == [row["cell"] for row in lower] and len(lower) == 8
+    for row in lower:
+        lengths = row["acceptance_length_b"] / row["acceptance_length_a"]
+        assert row["acceptance_ratio"] == pytest.approx(lengths) and row["setting_acceptance_ratio_high"] < 0.98
+    assert {row["acceptance_ratio"] for row in values["cells"] if row["method"] != "draft_model"} == {1.0}
+    assert main(["compare", str(base), str(worse), "--tolerance", "0.02"]) == 1
+    printed = capsys.readouterr().out
+    assert "in 2 of 6 methods" in printed and "native/tiny/draft_model/*-k2-t0-b1: B / A 0." in printed
+    assert all(f"  {row['cell']}: τ" in printed for row in lower)
+    assert main(["compare", str(base), str(worse), "--tolerance", "0.5"]) == 0
+    assert main(["compare", str(worse), str(base), "--tolerance", "0"]) == 0, "what rose is no fault"
+
+
+def test_a_fall_within_the_interval_passes(base: Path, tmp_path: Path) -> None:
+    worse = worse_drafts(tmp_path, -0.02)
+    change_records(worse, lambda record: record.update(prompt_id=f"other-{record['prompt_id']}"))
+    cells = compare(base, worse).cells
+    lower = cells[cells["setting_acceptance_ratio"] < 1]
+    assert set(lower["method"]) == {"draft_model"} and (lower["setting_acceptance_ratio_high"] > 1).all()
+    assert main(["compare", str(base), str(worse), "--tolerance", "0"]) == 0
+
+
+def test_acceptance_of_too_few_prompts_is_not_tested(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    few = worse_drafts(tmp_path, 0, prompts=2)
+    assert main(["compare", str(few), str(few), "--tolerance", "0.02"]) == 2
+    assert "no method has an interval of its acceptance" in capsys.readouterr().err
 
 
 def test_what_cannot_be_compared_is_refused(base: Path, tmp_path: Path) -> None:

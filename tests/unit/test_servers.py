@@ -12,9 +12,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import make_dataclass, replace
 from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import psutil
@@ -516,6 +517,35 @@ def test_sglangs_flags(tmp_path: Path) -> None:
         served.arguments(cell("sglang", "autoregressive", 0))
     )
     assert "no lookahead" in (Sglang.refuses(cell("sglang", "lookahead", 4)) or "")
+    block = Sglang(replace(pair, heads={"dflash": tmp_path})).arguments(cell("sglang", "dflash", 7))
+    assert "DFLASH" in block and " ".join(block).endswith(
+        "steps 1 --speculative-eagle-topk 1 --speculative-num-draft-tokens 8"
+    )
+
+
+def test_sglangs_adaptive_drafts_are_of_eagles_chains_and_of_newer_versions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = PairFiles("p", str(STORIES), str(STORIES), heads={"eagle": tmp_path, "eagle3": tmp_path})
+    engine = Sglang(replace(pair, engine_options={"sglang": {"adaptive": True}}))
+
+    def adapts(method: str, **options: int) -> bool:
+        requested = cell("sglang", method, 3).model_copy(update={"options": options})
+        return "--speculative-adaptive" in engine.arguments(requested)
+
+    def install(option: str) -> None:
+        """An SGLang whose server has this option."""
+        for name in ("sglang", "sglang.srt", "sglang.srt.server_args"):
+            monkeypatch.setitem(sys.modules, name, ModuleType(name))
+        server_args: Any = sys.modules["sglang.srt.server_args"]
+        server_args.ServerArgs = make_dataclass("ServerArgs", [(option, bool)])
+
+    install("speculative_adaptive")
+    assert adapts("eagle") and adapts("eagle3", nodes=0)
+    assert not adapts("eagle2", top_k=10, nodes=59) and not adapts("draft_model"), "SGLang keeps k there"
+    install("disable_radix_cache")
+    with pytest.raises(EngineError, match=r"has no --speculative-adaptive: leave it out of `engine_options`"):
+        adapts("eagle")
 
 
 class _Closing(BaseHTTPRequestHandler):

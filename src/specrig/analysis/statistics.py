@@ -86,14 +86,19 @@ def ratio(numerators: ArrayLike, denominators: ArrayLike) -> Estimate:
     return _jackknife(value, without, below > 0)
 
 
-def ratio_difference(first: tuple[ArrayLike, ArrayLike], second: tuple[ArrayLike, ArrayLike]) -> Estimate:
+def ratio_difference(
+    first: tuple[ArrayLike, ArrayLike],
+    second: tuple[ArrayLike, ArrayLike],
+    scale: Callable[[Numbers], Numbers] = np.asarray,
+) -> Estimate:
     """Σ numerators / Σ denominators of `first` minus that of `second`, each a pair (numerators, denominators) [...,
     units].
 
-    Both are measured on the same units, so whatever moves both alike cancels.
+    Both are measured on the same units, so whatever moves both alike cancels. scale: applied to both ratios; with np.log
+    the difference is the logarithm of their quotient.
     """
     sides = [_leave_one_out(*(np.asarray(part, dtype=float) for part in side)) for side in (first, second)]
-    (value, without), (other, without_other) = sides
+    (value, without), (other, without_other) = [(scale(whole), scale(parts)) for whole, parts in sides]
     return _jackknife(value - other, without - without_other, np.ones(without.shape, dtype=bool))
 
 

@@ -57,6 +57,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "compare": (
         "specrig compare results/quick reports/published/intel-xeon-quick",
         "specrig compare results/quick reports/published/intel-xeon-quick --html changes.html",
+        "specrig compare acceptance/reference results/acceptance --tolerance 0.02",
     ),
     "serve draft": ("specrig serve draft models/my-draft --port 8002",),
     "serve target": ("specrig serve target models/my-llama --port 8001 --batch 8",),

@@ -65,6 +65,12 @@ def compare(
     as_json: Json = False,
     csv: Annotated[Path | None, typer.Option("--csv", help="Write the table to this file")] = None,
     html: Annotated[Path | None, typer.Option("--html", help="Write a page to this file")] = None,
+    tolerance: Annotated[
+        float | None,
+        typer.Option(
+            min=0, max=1, help="Exit with 1 where the acceptance length fell by more than this share, e.g. 0.02"
+        ),
+    ] = None,
 ) -> None:
     """Compare two studies cell by cell: the speedup of each, their ratio, and whether outputs are equal."""
     from specrig.analysis.cells import row_dicts
@@ -74,6 +80,7 @@ def compare(
     from specrig.terminal import Column, print_table
 
     comparison = compare(a, b)
+    lower = [] if tolerance is None else list(comparison.lower_acceptance(tolerance)["cell"])
     if csv is not None:
         write_atomically(csv, table_text(comparison.cells))
     if html is not None:
@@ -84,7 +91,7 @@ def compare(
         print_json(
             {
                 **{"a": comparison.a, "b": comparison.b, "cells": row_dicts(comparison.cells)},
-                **{"only_a": comparison.only_a, "only_b": comparison.only_b},
+                **{"only_a": comparison.only_a, "only_b": comparison.only_b, "lower_acceptance": lower},
             }
         )
     elif csv is None and html is None:
@@ -95,3 +102,7 @@ def compare(
         for group, rows in table.grouped():
             out.print(f"\n{group}" if group else "", style="bold", markup=False)
             print_table(out, columns, [[f"{entry.text} {entry.note}".strip() for entry in row] for row in rows])
+    if tolerance is not None and not as_json:
+        typer.echo("\n".join(comparison.acceptance_sentences(tolerance)))
+    if lower:
+        raise typer.Exit(1)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from threading import Lock
 from typing import Any, ClassVar
@@ -27,12 +28,15 @@ from specrig.http_client import Client
 from specrig.models.endpoint import Endpoint, endpoint_of
 from specrig.models.gate import check_pair, check_vocabulary
 from specrig.models.pair import PairFiles
+from specrig.settings import Settings
 
 INFO = ("version", "model_path", "dtype", "tp_size", "quantization", "attention_backend", "disable_radix_cache")
 ACCEPTED = ("spec_num_correct_drafts", "spec_accept_token_num", "spec_accepted_drafts")
 DRAFTED = ("spec_num_proposed_drafts", "spec_draft_token_num", "spec_proposed_drafts")
 HISTOGRAM = ("spec_correct_drafts_histogram", "spec_accept_histogram")
 """Names of one count in SGLang's versions, newest first; likewise `DRAFTED` and `ACCEPTED`."""
+ADAPTS = ("EAGLE", "EAGLE3")
+"""Algorithms whose chains `--speculative-adaptive` lengthens and shortens; of others SGLang leaves k as it is."""
 
 
 class Sglang(HttpEngine):
@@ -48,6 +52,13 @@ class Sglang(HttpEngine):
         "one prompt",
         "eagle2": "SGLang keeps the given number of draft tokens of k levels; ties of confidence may fall otherwise",
     }
+
+    class Options(Settings):
+        """How SGLang drafts."""
+
+        adaptive: bool = False
+        """SGLang drafts more or fewer tokens than k by what was accepted (`--speculative-adaptive`): chains of `eagle` and
+        `eagle3`; other methods draft k."""
 
     def __init__(self, pair: PairFiles, *, device: str = "cpu", threads: int | None = None) -> None:
         check_pair(pair)
@@ -112,7 +123,11 @@ class Sglang(HttpEngine):
         source = understood("sglang", cell.method, Path(pair.sources[part]))
         found += ["--speculative-draft-model-path", str(source)]
         found += ["--speculative-draft-model-revision", pair.revisions[part]] if part in pair.revisions else []
-        found += ["--speculative-num-steps", str(cell.k), "--speculative-eagle-topk", str(width)]
+        steps = known.keys.get("--speculative-num-steps", cell.k)
+        found += ["--speculative-num-steps", str(steps), "--speculative-eagle-topk", str(width)]
+        if self.options.adaptive and known.method in ADAPTS and width == 1:
+            _check_installed("speculative_adaptive")
+            found.append("--speculative-adaptive")
         return [*found, "--speculative-num-draft-tokens", str(nodes + 1)]
 
     def ready(self, cell: Cell) -> None:
@@ -198,6 +213,21 @@ class Sglang(HttpEngine):
         """End the server, with all it started."""
         super().close()
         self._stop()
+
+
+def _check_installed(field: str) -> None:
+    """Raise EngineError for a flag that the installed SGLang does not have; where none is installed, it is not started
+    either.
+    """
+    try:
+        from sglang.srt.server_args import ServerArgs
+    except ImportError:
+        return
+    if field not in {entry.name for entry in fields(ServerArgs)}:
+        flag = f"--{field.replace('_', '-')}"
+        raise EngineError(
+            f"the SGLang installed here has no {flag}: leave it out of `engine_options`, or install a newer one"
+        )
 
 
 def complete(client: Client, body: dict[str, Any], *, incremental: bool = False, patient: bool = False) -> Completion:

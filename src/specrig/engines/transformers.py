@@ -8,7 +8,7 @@ but its tokens are there before decoding is timed (`Generation.prefill_tokens`).
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -16,7 +16,7 @@ from pydantic import Field
 
 from specrig.cell import Cell, digest
 from specrig.decoding.types import Generation, Round
-from specrig.engines.base import WeightsEngine, foreign, lacks
+from specrig.engines.base import EngineError, WeightsEngine, foreign, lacks
 from specrig.models import needs
 from specrig.models.hub import tokenizer
 from specrig.models.pair import PairFiles
@@ -55,10 +55,13 @@ def fit_vocabulary(model: Any, V: int) -> None:
 
 
 class PassRecorder:
-    """Records the forward passes of one model by hooks: the tokens each was fed, and the seconds it took."""
+    """Records the forward passes of one model by hooks: the tokens each was fed, and the seconds it took.
 
-    def __init__(self, model: Any, now: Any) -> None:
-        self.now = now
+    counts: whether a pass that begins is one of those to record; by default all are.
+    """
+
+    def __init__(self, model: Any, now: Any, counts: Callable[[], bool] = lambda: True) -> None:
+        self.now, self.counts, self._counted = now, counts, True
         self.fed: list[list[int]] = []
         self.seconds: list[float] = []
         self._started = 0.0
@@ -77,12 +80,16 @@ class PassRecorder:
         return totals
 
     def _before(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._counted = self.counts()
+        if not self._counted:
+            return
         tokens: Tensor = kwargs["input_ids"] if "input_ids" in kwargs else args[0]
         self.fed.append(tokens[0].tolist())
         self._started = self.now()
 
     def _after(self, *_: Any) -> None:
-        self.seconds.append(self.now() - self._started)
+        if self._counted:
+            self.seconds.append(self.now() - self._started)
 
 
 class RoundRecorder:
@@ -101,6 +108,11 @@ class RoundRecorder:
         return torch.full((len(input_ids),), length >= self.limit, dtype=torch.bool, device=input_ids.device)
 
 
+def _is_run(skip: Any) -> bool:
+    """Whether `skip` names layers that follow each other; a share and None name none."""
+    return isinstance(skip, (list, tuple)) and bool(skip) and sorted(skip) == list(range(min(skip), max(skip) + 1))
+
+
 class Transformers(WeightsEngine):
     """Target and draft are loaded once; baseline and methods alternate."""
 
@@ -110,6 +122,8 @@ class Transformers(WeightsEngine):
         "draft_model": "the first pass verifies drafts together with the prompt; a draft stops at its own end of "
         "sequence",
         "ngram": "transformers takes the earliest match of the longest suffix, the native method the latest",
+        "layer_skip": "transformers leaves out the last layers alone and runs the prompt through the others once more; "
+        "the first pass verifies drafts together with the prompt",
     }
 
     class Options(Settings):
@@ -126,7 +140,9 @@ class Transformers(WeightsEngine):
         if threads is not None:
             torch.set_num_threads(threads)
         self.target = self._plain("target")
-        self.target_passes = PassRecorder(self.target, self.now)
+        self._layers = self._running_layers()
+        self.target_passes = PassRecorder(self.target, self.now, lambda: self._running_layers() == self._layers)
+        self._early_passes = PassRecorder(self.target, self.now, lambda: self._running_layers() < self._layers)
         self._assistants: dict[bool, Any] = {}
         self._recorders: dict[bool, PassRecorder] = {}
         self._assistant_tokenizer: Any = None
@@ -143,6 +159,8 @@ class Transformers(WeightsEngine):
             return "transformers accepts token by token: leave acceptance at exact"
         if cell.method == "ngram" and cell.options.get("min_n", 1) != 1:
             return "prompt lookup in transformers always tries suffixes down to one token: set min_n: 1"
+        if cell.method == "layer_skip" and not _is_run(cell.options.get("skip")):
+            return "transformers leaves out the last layers (early exit): give skip their numbers, e.g. [22, 23] of 24"
         return None
 
     @classmethod
@@ -186,9 +204,12 @@ class Transformers(WeightsEngine):
             [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=self.device
         )
         assistant = self._assist(cell) if cell.method == "draft_model" else None
+        if cell.method == "layer_skip":
+            self._draft_k(self.target, cell)
+        draft_recorder = {"draft_model": self._assistant_passes, "layer_skip": self._early_passes}.get(cell.method)
         torch.manual_seed(seeds[0] if len(seeds) == 1 else int(digest(list(seeds)), 16))
         watch = RoundRecorder(longest + max_new_tokens, self.now)
-        for passes in filter(None, (self.target_passes, self._assistant_passes)):
+        for passes in filter(None, (self.target_passes, draft_recorder)):
             passes.clear()
         output = self.target.generate(
             tokens,
@@ -200,7 +221,7 @@ class Transformers(WeightsEngine):
         )
         rows = [stop_at(row[longest:].tolist(), max_new_tokens, self.eos) for row in output]
         first, ended = watch.rounds[0][0], watch.rounds[-1][0]
-        drafts = self._assistant_passes.decoding() if assistant and self._assistant_passes else {}
+        drafts = draft_recorder.decoding() if draft_recorder else {}
         return [
             Generation(
                 tokens=row,
@@ -233,6 +254,8 @@ class Transformers(WeightsEngine):
             sampling |= {"top_k": 0, "top_p": 1.0}
         if cell.method == "ngram":
             sampling |= {"prompt_lookup_num_tokens": cell.k, "max_matching_ngram_size": cell.options.get("n", 3)}
+        if cell.method == "layer_skip":
+            sampling |= {"assistant_early_exit": self._early_exit(cell)}
         return GenerationConfig(
             max_new_tokens=max(min(max_new_tokens + cell.k + 1, room), max_new_tokens),
             eos_token_id=sorted(self.eos) or None,
@@ -249,12 +272,29 @@ class Transformers(WeightsEngine):
             self._assistants[pruned] = assistant = self._plain("draft")
             self._recorders[pruned] = PassRecorder(assistant, self.now)
         assistant, self._assistant_passes = self._assistants[pruned], self._recorders[pruned]
-        # Read from the assistant alone; by default k starts at 20, follows a schedule and stops at low confidence.
-        settings = assistant.generation_config
+        self._draft_k(assistant, cell)
+        return assistant
+
+    def _draft_k(self, assistant: Any, cell: Cell) -> None:
+        """Let a model draft k tokens. By default k starts at 20, follows a schedule and stops at low confidence."""
+        settings = assistant.generation_config  # read from the assistant alone
         settings.num_assistant_tokens = cell.k
         settings.num_assistant_tokens_schedule = "constant"
         settings.assistant_confidence_threshold = self.options.confidence_threshold
-        return assistant
+
+    def _running_layers(self) -> int:
+        """How many of its layers the target runs: during a draft by early exit fewer than it has."""
+        return int(self.target.config.get_text_config(decoder=True).num_hidden_layers)
+
+    def _early_exit(self, cell: Cell) -> int:
+        """After how many layers a draft ends. Raises EngineError where others than the last ones are left out."""
+        skip = sorted(cell.options["skip"])
+        if skip[0] < 1 or skip[-1] != self._layers - 1:
+            raise EngineError(
+                f"layer_skip: transformers leaves out the last layers of the target's {self._layers}, not {skip}; end the "
+                f"list with {self._layers - 1}, and keep layer 0"
+            )
+        return int(skip[0])
 
     def _tokenizers(self) -> dict[str, Any]:
         """What universal assisted generation translates with; empty for a draft of the target's vocabulary."""

@@ -18,6 +18,10 @@ PROMPT, ID = "prompt", "id"
 """The fields with prompt and id, where a task's row names none."""
 REFERENCE = "reference"
 """The field with the reference, where a task's row names none."""
+MASKED = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"
+"""How SPEED-Bench (2604.09557) begins a prompt whose text it may not hand on."""
+UNRESOLVED = "the data set holds a placeholder in place of the text, which its authors' script fetches"
+"""Why such a row is left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +83,9 @@ def map_prompts(
     `prompt_field` is a list with what the user says in each turn. Later turns than `turns` are left out, and so are rows
     with fewer. Where a row has no `prompt`, a chat is recognised by its shape (`shapes.chat_of`).
 
-    Rows that are empty or repeat an earlier prompt are left out and counted in `left_out`. Raises PromptError for a
-    missing prompt, a missing field of a template, a duplicate id, images and tools, and if there is no prompt.
+    Rows that are empty, begin with `MASKED` or repeat an earlier prompt are left out and counted in `left_out`. Raises
+    PromptError for a missing prompt, a missing field of a template, a duplicate id, images and tools, and if there is no
+    prompt.
     """
     where = dict(where or {})
     prompts: list[Prompt] = []
@@ -115,6 +120,9 @@ def map_prompts(
             continue
         if not texts or not all(text.strip() for text in texts):
             counts["empty"] += 1
+            continue
+        if any(text.startswith(MASKED) for text in texts):
+            counts[UNRESOLVED] += 1
             continue
         if (before, texts) in asked:
             counts["repeated"] += 1
@@ -155,6 +163,8 @@ def map_prompts(
             break
     if not count or (not prompts and counts["empty"]):
         raise PromptError(f"{source}: the file holds no prompts; write one JSON object a line")
+    if not prompts and counts[UNRESOLVED]:
+        raise PromptError(f"{source}: {UNRESOLVED}, in every row that is chosen; run it and name its file as `source`")
     if prompts and without_reference is not None:
         raise PromptError(f"{source}: none of its rows has the field {without_reference!r}; {offered}")
     if not prompts and turns > 1 and not where:

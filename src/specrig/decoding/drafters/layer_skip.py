@@ -8,12 +8,14 @@ papers also leave out attention or MLP of a layer alone; here whole layers are, 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
 
 from specrig.decoding.drafters.draft_model import DraftModel
 from specrig.decoding.types import ChainOptions, Context, MethodOptions, Resources, Verdict
+from specrig.heads.base import Foreign
 from specrig.runtime.types import DecodingError
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ class LayerSkip(DraftModel):
     summary = "the target without some of its layers drafts for itself (Draft & Verify 2309.08168, SWIFT 2410.06916)"
     needs = ("layer_skip",)
     translates = False
+    foreign: ClassVar[Mapping[str, Foreign]] = {"transformers": Foreign("early exit", options={"acceptance": "exact"})}
 
     class Options(ChainOptions):
         """skip: which layers are left out: a share of them, evenly spaced, or their numbers from 0; None: those that

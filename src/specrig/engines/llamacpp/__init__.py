@@ -50,7 +50,8 @@ class LlamaCpp(LaunchingEngine):
     in_process = False
     untested = "its CPU build alone was tried, not those for GPUs"
     differences: ClassVar[Mapping[str, str]] = {
-        **dict.fromkeys(("draft_model", "eagle3", "dflash", "dspark"), GREEDY),
+        **dict.fromkeys(("draft_model", "eagle3"), GREEDY),
+        **dict.fromkeys(("dflash", "dspark"), f"{GREEDY}; a head of a cut vocabulary drafts among all tokens"),
         "ngram": "llama.cpp looks up exactly the last n tokens, the native method shorter suffixes too, down to min_n; "
         "and it drafts only where at least n tokens follow the match",
     }

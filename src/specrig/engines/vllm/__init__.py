@@ -86,11 +86,15 @@ class Vllm(WeightsEngine):
         to the cell's k; null: always k."""
         ngram_gpu: bool = False
         """Look n-grams up on the GPU, for all rows of a batch at once (vLLM's method `ngram_gpu`)."""
+        adaptive_verification: bool = False
+        """Verify of a DSpark draft what its confidence head and the load make worth it, instead of all k tokens (vLLM's
+        `enable_adaptive_verification`); it needs CUDA graphs, so a GPU and `eager: false`."""
 
         def of_speculation(self) -> dict[str, Any]:
             """Keyword arguments of `speculation_of`."""
             schedule = self.num_speculative_tokens_per_batch_size
-            return {"draft_sampling": self.draft_sampling, "schedule": schedule, "ngram_gpu": self.ngram_gpu}
+            names = "draft_sampling", "ngram_gpu", "adaptive_verification"
+            return {"schedule": schedule, **{name: getattr(self, name) for name in names}}
 
         @field_validator("cpu_sampling", mode="before")
         @classmethod

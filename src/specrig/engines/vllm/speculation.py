@@ -56,12 +56,13 @@ def speculation_of(
     other_vocabulary: bool = False,
     schedule: Schedule | None = None,
     ngram_gpu: bool = False,
+    adaptive_verification: bool = False,
 ) -> dict[str, Any]:
     """Arguments of `vllm.LLM` for the cell's speculation, with a report of each request's steps; empty for a baseline.
 
     draft_sampling: how methods that sample drafts do so above temperature 0. other_vocabulary: the draft drafts among the
-    tokens that the target has too. schedule, ngram_gpu: see `Vllm.Options`. Raises EngineError where the pair lacks a
-    part, and where the installed vLLM lacks a key.
+    tokens that the target has too. schedule, ngram_gpu, adaptive_verification: see `Vllm.Options`. Raises EngineError
+    where the pair lacks a part, and where the installed vLLM lacks a key.
     """
     known = foreign("vllm")[cell.method]
     if not known.method:
@@ -73,6 +74,8 @@ def speculation_of(
         config["draft_sample_method"] = draft_sampling
     if known.method == "ngram" and ngram_gpu:
         config["method"] = "ngram_gpu"
+    if known.method == "dspark" and adaptive_verification:
+        config["enable_adaptive_verification"] = True
     if schedule is not None:
         config["num_speculative_tokens_per_batch_size"] = schedule
     if other_vocabulary and known.part == "draft":

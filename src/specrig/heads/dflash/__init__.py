@@ -36,6 +36,7 @@ class DFlash(LayerHead):
     aux_hidden_states: ClassVar[int] = 3
     foreign: ClassVar[Mapping[str, Foreign]] = {
         "vllm": Foreign("dflash", options=WHOLE_CHAINS, sampled=True),
+        "sglang": Foreign("DFLASH", keys={"--speculative-num-steps": 1}),  # a block in one pass
         "llamacpp": Foreign("draft-dflash", options=WHOLE_CHAINS, sampled=True),
     }
 
