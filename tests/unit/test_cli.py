@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from specrig import cli
+from specrig.cli import run as run_verb
 from specrig.decoding.drafters import registry
 from specrig.measurement.records import RecordError
 from specrig.study import load
@@ -44,6 +45,18 @@ def test_the_help_shows_what_people_type_and_stages_stand_apart(capsys: pytest.C
         *("tune", "compare", "publish", "verify", "pin", "serve"),
     ]
     assert {"measure", "audit", "tables", "report"} <= set(listed("stage"))
+
+
+@pytest.mark.parametrize(("words", "said"), [([], "here"), (["--config", "results=there"], "there"), (["-n"], "")])
+def test_a_run_with_nothing_to_do_says_the_answer_again(
+    words: list[str], said: str, workplace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder, text in (("results", "here"), ("there", "there")):
+        Path(folder, "test").mkdir(parents=True)
+        Path(folder, "test/ending.txt").write_text(text)
+    monkeypatch.setattr(run_verb, "_wait", lambda *_: (False, 0))  # Snakemake, which finds nothing to do
+    assert cli.main(["run", "configs/test.yaml", *words]) == 0
+    assert capsys.readouterr().out == said
 
 
 def test_a_bad_study_exits_2_with_the_fix(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -74,15 +74,12 @@ def run(
     if code:
         # After an interruption Snakemake's process has printed its line (`dag.interruption`).
         raise SystemExit(INTERRUPTED) if interrupted else typer.Exit(code)
-    if not words:
-        _end(config, began)
+    if _runs(words):
+        _end({**read_config(config), **_given(words)}, began)
 
 
-def _end(config: Path, began: float) -> None:
+def _end(keys: Mapping[str, Any], began: float) -> None:
     """Say the answer again where there was nothing to do: then Snakemake calls no hook that does."""
-    from specrig.study.problems import read_config
-
-    keys = read_config(config)
     file = Path(keys.get("results", "results")).expanduser() / str(keys.get("study")) / ENDING
     if file.is_file() and file.stat().st_mtime < began:
         typer.echo(file.read_text(encoding="utf-8"), nl=False)
@@ -97,11 +94,16 @@ def _notes_elsewhere(words: Sequence[str]) -> list[str]:
         tempfile.TemporaryFile(dir=NOTES).close()
         return []
     except OSError:
-        given = dict(word.split("=", 1) for option, word in by_option(words) if option == "--config" and "=" in word)
+        given = _given(words)
         if not Path(given.get("results", "")).is_absolute():
             fix = "add --config results=/a/folder, or run it in another folder"
             raise typer.BadParameter(f"{Path.cwd()} cannot be written: {fix}") from None
         return ["--directory", given["results"]]
+
+
+def _given(words: Sequence[str]) -> dict[str, str]:
+    """The keys of the config that follow `--config`."""
+    return dict(word.split("=", 1) for option, word in by_option(words) if option in ("--config", "-C") and "=" in word)
 
 
 def _profile(name: str) -> Path:
@@ -113,9 +115,14 @@ def _profile(name: str) -> Path:
     raise typer.BadParameter(f"no profile {name!r}; known profiles: {known}; or give a folder with a {FILE_OF_PROFILE}")
 
 
+def _runs(words: Sequence[str]) -> bool:
+    """Whether Snakemake runs the study with these arguments, and only that."""
+    return all(RUNNING_OPTION.fullmatch(word) for word in words if word.startswith("-"))
+
+
 def _shows_bar(words: Sequence[str]) -> bool:
     """Whether a run with these arguments of Snakemake shows the bar instead of Snakemake's own output."""
-    return sys.stderr.isatty() and all(RUNNING_OPTION.fullmatch(word) for word in words if word.startswith("-"))
+    return sys.stderr.isatty() and _runs(words)
 
 
 def _wait(command: Sequence[str], environment: Mapping[str, str]) -> tuple[bool, int]:
