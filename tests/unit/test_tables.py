@@ -20,7 +20,9 @@ from specrig.report import grid
 from specrig.report.grid import Grid, GridEntry
 from specrig.report.labels import method_name
 from specrig.report.latex import PACKAGES, STRIKING, latex
+from specrig.report.method_tables import task_grid
 from specrig.report.prose import power_sentence
+from specrig.report.speed_tables import cells_grid
 from specrig.report.study_data import read_study
 from specrig.report.study_results import StudyResults
 from specrig.report.summary import audit_failures, best_rows, speedup_summary
@@ -75,6 +77,20 @@ def test_other_temperatures_take_the_k_chosen_when_cold() -> None:
     cells = pd.DataFrame(rows).assign(engine="native", pair="p", method="draft_model", variant="", batch_size=1)
     best = best_rows(cells).set_index("temperature")["k"].to_dict()
     assert best == {0.0: 4, 1.0: 4, 0.7: 2}
+
+
+def test_what_a_cell_suffers_from_stands_beside_its_speedup(study: Path) -> None:
+    results = StudyResults(read_study(study))
+    cells = results.best[results.best["task"] == "code"]
+    noted = cells.assign(
+        notes=[*["answers arrive in a few pieces", "", "answers were cached"], *[""] * (len(cells) - 3)]
+    )
+    for table in (task_grid(noted, "code", results.study), cells_grid(noted, results.study)):
+        marks = {row[table.header.index("speedup")].note.rpartition("] ")[2] for row in table.rows}
+        assert {"a", "b"} <= marks and table.notes[-2:] == [
+            "a: answers arrive in a few pieces.",
+            "b: answers were cached.",
+        ]
 
 
 def test_a_k_that_lacks_a_task_does_not_win() -> None:

@@ -73,7 +73,7 @@ def engines_grid(compared: pd.DataFrame, study: StudyData) -> Grid:
     for row in found:
         mark = ""
         if row["reason"]:
-            mark = letters.setdefault(row["reason"], _letter(len(letters)))
+            mark = letters.setdefault(row["reason"], grid.letter(len(letters)))
         unlike = row["relative_difference"]
         spread = grid.interval(
             row["difference_low"], row["difference_high"], units=grid.units_of(row) if np.isfinite(unlike) else None
@@ -141,8 +141,3 @@ def _varies(frame: pd.DataFrame, name: str) -> bool:
 
 def _formatted(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _letter(number: int) -> str:
-    """The letters for a number from 0: a, b, …, z, aa, ab, …"""
-    return (_letter(number // 26 - 1) if number >= 26 else "") + chr(ord("a") + number % 26)

@@ -193,6 +193,11 @@ def interval(low: float, high: float, digits: int = 2, *, units: int | None = No
     return f"n = {units}" if units is not None and 0 < units < LEAST_UNITS else ""
 
 
+def letter(number: int) -> str:
+    """The letters for a number from 0: a, b, …, z, aa, ab, …"""
+    return (letter(number // 26 - 1) if number >= 26 else "") + chr(ord("a") + number % 26)
+
+
 def markdown(grid: Grid) -> str:
     """The grid in GitHub's table syntax, with caption and notes. Bold is `**`, struck through is `~~`."""
 

@@ -14,6 +14,7 @@ from specrig.report.speed_tables import (
     RATES,
     best,
     chose_k,
+    lettered,
     method_grid,
     setting,
     speedup,
@@ -85,11 +86,12 @@ def task_grid(cells: pd.DataFrame, task: str, study: StudyData) -> Grid:
     order = {name: rank for rank, name in enumerate(method_order(cells["method"]))}
     shared = [level for level in levels if level != "method"]
     frame = cells.assign(rank=cells["method"].map(order)).sort_values([*shared, "rank", "variant"], kind="stable")
+    frame, noted = lettered(frame)
     return method_grid(
         frame.assign(bold=best(frame, "speedup", shared)),
         levels,
         {"speedup": speedup, **RATES, **ACCEPTANCE},
         caption=f"{task_name(task).capitalize()}: each method at its best k{setting(cells) if len(cells) else ''}.",
         label=f"tab:{study.name}-{task.replace('_', '-')}",
-        notes=[BOLD_NOTE, *table_notes(frame)],
+        notes=[BOLD_NOTE, *table_notes(frame), *noted],
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -66,13 +67,14 @@ def acceptance_grid(summary: pd.DataFrame, tasks: list[str], study: str) -> Grid
 
 def cells_grid(cells: pd.DataFrame, study: StudyData) -> Grid:
     """The table of all cells for readers, with the most important columns."""
+    cells, noted = lettered(cells)
     return method_grid(
         cells,
         [*varying_levels(cells), "task"],
         {"prompts": grid.text("prompts"), **RATES, "speedup": speedup, **ACCEPTANCE, **device_columns(cells)},
         caption=f"Every measured cell of the study {study.name}{setting(cells)}.",
         label=f"tab:{study.name}-cells",
-        notes=table_notes(cells),
+        notes=[*table_notes(cells), *noted],
     )
 
 
@@ -83,8 +85,16 @@ def method_grid(frame: pd.DataFrame, levels: list[str], columns: Mapping[str, Co
 
 
 def speedup(row: dict[str, Any]) -> GridEntry:
-    """A cell's speedup; `bold`: whether it is the best of its group."""
-    return grid.measured(row, "speedup", bold=row.get("bold", False), struck=row["failed"])
+    """A cell's speedup; `bold`: whether it is the best of its group; `letter`: the mark of its note."""
+    entry = grid.measured(row, "speedup", bold=row.get("bold", False), struck=row["failed"])
+    return replace(entry, note=" ".join(filter(None, [entry.note, row.get("letter", "")])))
+
+
+def lettered(cells: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+    """(the cells with `letter`, empty where a cell has no notes; the notes behind their letters)."""
+    letters = {note: grid.letter(number) for number, note in enumerate(cells["notes"][cells["notes"] != ""].unique())}
+    noted = [f"{letter}: {note}." for note, letter in letters.items()]
+    return cells.assign(letter=cells["notes"].map(lambda note: letters.get(note, ""))), noted
 
 
 RATES = metrics.columns("speed")
