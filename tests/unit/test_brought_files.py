@@ -9,8 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from specrig.tasks import Prompt, PromptError, read_prompts
 
@@ -32,10 +33,16 @@ def packed(text: str) -> bytes:
         ("a.jsonl", json.dumps(ROWS).encode()),
         ("a.json", json.dumps(ROWS, indent=2).encode()),
         ("a.json", json.dumps({"version": 1, "data": ROWS}, indent=2).encode()),
+        ("a.json", json.dumps({"version": "1", "data": ROWS}).encode()),
         ("a.json", LINES.encode()),
+        ("a.jsonl", LINES.encode("utf-16")),
+        ("a.jsonl", LINES.replace("\n", "\r").encode()),
         ("a.jsonl.gz", packed(LINES)),
+        ("a.jsonl", packed(LINES)),
+        ("a.jsonl.zst", pyarrow.compress(LINES.encode(), codec="zstd", asbytes=True)),
         ("a.csv", 'id,prompt\n1,"Größe, ja?"\n2,two\n'.encode()),
         ("a.csv", "id;prompt\r\n1;Größe, ja?\r\n2;two\r\n".encode("utf-8-sig")),
+        ("a.csv", "sep=;\r\nid ;prompt\r\n1;Größe, ja?\r\n2;two\r\n3\r\n".encode()),
         ("a.tsv", "id\tprompt\n1\tGröße, ja?\n2\ttwo\n".encode()),
         ("a.csv.gz", packed("id|prompt\n1|Größe, ja?\n2|two\n")),
         ("a.txt", "Größe, ja?\r\n\r\ntwo\r\n".encode()),
@@ -49,8 +56,33 @@ def test_every_format_holds_the_same_prompts(name: str, content: bytes, tmp_path
 
 
 def test_parquet_holds_nested_rows(tmp_path: Path) -> None:
-    pd.DataFrame([{"conversations": [{"from": "human", "value": "hi"}]}]).to_parquet(tmp_path / "a.parquet")
-    assert read_prompts(tmp_path / "a.parquet") == [Prompt("1", "hi")]
+    rows = [
+        {"id": 2**53 + 1, "conversations": [{"from": "human", "value": "hi"}]},
+        {"id": None, "conversations": None},
+    ]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
+    left_out = Counter[str]()
+    assert read_prompts(tmp_path / "a.parquet", left_out=left_out) == [Prompt(str(2**53 + 1), "hi")]
+    assert left_out == {"empty": 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("a.csv", b"prompt\nhello, you\n", "a row has more fields than the header; put texts that hold ',' in quotes"),
+        ("a.zip", b"PK\x03\x04\0\xff", r"no text: files of prompts are \.jsonl, .*also packed \(\.gz, \.zst\)"),
+        ("a.txt", "a\n".encode("utf-16-le"), "it holds NUL bytes, as UTF-16 without a byte order mark does"),
+        ("a.jsonl", b'{"body": {"prompt": ["a", "b"]}}', "no field 'prompt'"),
+        ("a.jsonl", b'{"messages": [{"role": "user", "content": null}]}', "message 1 holds null, no text"),
+        ("a.jsonl.gz", b"{}", "not a readable .gz file"),
+        ("a.json", b'{"train": [{"prompt": "a"}], "test": [{"prompt": "b"}]}', r"several lists of rows \(train, test\)"),
+        ("a.jsonl", b'{"id": 1, "prompt": "a"}\n{"id": 1, "prompt": "b"}', r"already in line 1.*\(id_field # numbers the rows"),
+    ],
+)  # fmt: skip
+def test_what_is_read_wrongly_by_others_is_refused(name: str, content: bytes, says: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(PromptError, match=says):
+        read_prompts(tmp_path / name)
 
 
 def test_letters_of_windows_are_read_where_the_row_says_so(tmp_path: Path) -> None:
@@ -86,6 +118,8 @@ LOG = [
             1,
             Prompt("r-7", "use", before=(("system", "sys"),)),
         ),
+        ({"custom_id": "r-8", "url": "/v1/completions", "body": {"prompt": "one"}}, 1, Prompt("r-8", "one")),
+        ({"messages": json.dumps([SYSTEM, USER])}, 1, Prompt("1", "use", before=(("system", "sys"),))),
         ({"question_id": 81, "turns": ["one", "two"]}, 1, Prompt("81", "one")),
         ({"prompt": [USER]}, 1, Prompt("1", "use")),
     ],
@@ -121,6 +155,10 @@ def test_empty_and_repeated_rows_are_left_out_and_counted(tmp_path: Path) -> Non
     left_out = Counter[str]()
     found = read_prompts(tmp_path / "a.csv", left_out=left_out)
     assert [prompt.id for prompt in found] == ["0", "2"] and left_out == {"empty": 2, "repeated": 2}
+    chats: list[list[dict[str, Any]] | None] = [[], None, [ANSWER], [USER]]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
+    assert [prompt.text for prompt in read_prompts(tmp_path / "a.jsonl", left_out=left_out)] == ["use"]
+    assert left_out["empty"] == 5
 
 
 def test_history_reaches_the_template_and_the_text_without_one(letters: Path, write_task: Callable[..., Any]) -> None:

@@ -64,6 +64,9 @@ def test_the_users_file_in_the_template_where_the_target_has_one(tmp_path: Path,
     rows: list[dict[str, Any]] = [{"prompt": f"What is {n}?"} for n in range(100)]
     rows += [{"turns": [f"First {n}", "then more"]} for n in range(50)]
     rows += [
+        {"conversations": [{"from": "human", "value": f"Log {n}"}, {"from": "gpt", "value": "!"}]} for n in range(50)
+    ]
+    rows += [
         {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": f"Say {n}"}, {"role": "assistant", "content": "No."}]}
         for n in range(50)
     ]  # fmt: skip
@@ -71,8 +74,9 @@ def test_the_users_file_in_the_template_where_the_target_has_one(tmp_path: Path,
     assert "What is 7?" in asked(mine, "train", target) + asked(mine, "heldout", target), "without a template as it is"
     trained, held = (asked(mine, part, chatty(target)) for part in ("train", "heldout"))
     assert "<user>What is 7?<assistant>" in trained + held and "<user>First 7<assistant>" in trained + held
+    assert "<user>Log 7<assistant>" in trained + held
     assert "<system>Be brief.<user>Say 7<assistant>" in trained + held, "the answer is the target's to write"
-    assert not set(trained) & set(held) and (len(trained), len(held)) == (175, 25)
+    assert not set(trained) & set(held) and (len(trained), len(held)) == (218, 32)
     assert "First 7" in asked(recipe(prompts=mine.prompts, chat=False), "train", target) + asked(
         recipe(prompts=mine.prompts, chat=False), "heldout", target
     )
@@ -83,9 +87,6 @@ def test_the_users_file_in_the_template_where_the_target_has_one(tmp_path: Path,
     "row",
     [
         {"text": "no prompt"},
-        {"messages": [{"role": "assistant", "content": "Hi"}]},
-        {"prompt": " "},
-        {"messages": ["hi"]},
         {"turns": "What is 7?"},
         {"turns": 7},
     ],
@@ -98,8 +99,13 @@ def test_a_row_without_a_prompt_is_named(row: dict[str, Any], tmp_path: Path, ta
 def test_files_that_cannot_be_asked_from_are_named(tmp_path: Path, target: Path) -> None:
     with pytest.raises(PromptError, match="no such file of prompts"):
         asked(recipe(prompts=str(tmp_path / "gone.jsonl")), "train", target)
-    with pytest.raises(PromptError, match="no prompt in it"):
-        asked(recipe(prompts=rows_of(tmp_path / "empty.jsonl", [])), "train", target)
+    silent = [{"prompt": " "}, {"messages": [{"role": "assistant", "content": "Hi"}]}]
+    for rows in ([], silent):
+        with pytest.raises(PromptError, match="no prompt in it"):
+            asked(recipe(prompts=rows_of(tmp_path / "empty.jsonl", rows)), "train", target)
+    called = {"messages": [{"role": "user", "content": "x"}, {"role": "tool", "content": "1"}]}
+    with pytest.raises(PromptError, match=r"tools\.jsonl:1: message 2 is from 'tool': only texts"):
+        asked(recipe(prompts=rows_of(tmp_path / "tools.jsonl", [called])), "train", target)
     with pytest.raises(PromptError, match=r"training\.chat is true and the tokenizer of .* has no chat template"):
         asked(recipe(prompts=rows_of(tmp_path / "one.jsonl", [{"prompt": "Hi"}]), chat=True), "train", target)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from string import Formatter
 from typing import Any
 
-from specrig.tasks.shapes import IDS, Chat, Message, chat_of, is_messages, messages_of
+from specrig.tasks.shapes import IDS, Chat, Message, chat_of, is_messages, listed, messages_of
 from specrig.tasks.sources import PromptError, Row, read_rows
 
 _MISSING = object()
@@ -130,7 +130,8 @@ def map_prompts(
             key = str(value)
         if key in line_of:
             raise PromptError(
-                f"{location}: field {id_field!r}: the id {key!r} is already in line {line_of[key]}; ids must differ"
+                f"{location}: field {id_field!r}: the id {key!r} is already in line {line_of[key]}; ids must differ "
+                "(id_field # numbers the rows)"
             )
         line_of[key] = number
         if reference_template:
@@ -179,6 +180,8 @@ def _prompt(row: dict[str, Any], field: str, location: str) -> str:
     text = _get(row, field)
     if text is _MISSING:
         raise PromptError(f"{location}: no field {field!r}; {_offer(row, 'prompt_field')}")
+    if text is None:
+        return ""
     if not isinstance(text, str):
         fix = (
             f"name the text inside it, e.g. {field + '.0'!r}" if isinstance(text, list) else _offer(row, "prompt_field")
@@ -189,7 +192,7 @@ def _prompt(row: dict[str, Any], field: str, location: str) -> str:
 
 def _chat(row: dict[str, Any], field: str, location: str) -> Chat | None:
     """The chat in a row's prompt field, or of a row without one; None for a row of another shape."""
-    value = _get(row, field)
+    value = listed(_get(row, field))
     if is_messages(value):
         return Chat(messages_of(value, location), request=True)
     return chat_of(row, location) if value is _MISSING and field == PROMPT else None

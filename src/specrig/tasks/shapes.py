@@ -4,23 +4,24 @@ files, and the `turns` of Spec-Bench and MT-Bench. No torch here.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
-from specrig.tasks.sources import PromptError
+from specrig.tasks.sources import FIELDS, PromptError
 
 Message = tuple[str, str]
 """(`system`, `user` or `assistant`; what it says)"""
 ROLES = {
     **dict.fromkeys(("user", "human"), "user"),
-    **dict.fromkeys(("assistant", "gpt", "chatgpt", "model", "bot"), "assistant"),
+    **dict.fromkeys(("assistant", "gpt", "chatgpt", "bing", "bard", "model", "bot"), "assistant"),
     **dict.fromkeys(("system", "developer"), "system"),
 }
 """What a message calls who speaks -> the role in a chat template."""
 IDS = ("id", "question_id", "custom_id", "prompt_id", "task_id")
 """The fields with a row's id, where a task's row does not say which."""
-LEAVE_OUT = "take the row out, or choose others with `where`"
+LEAVE_OUT = "take the row out (a task may choose others with `where`)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,19 +49,35 @@ class Chat:
 
 
 def chat_of(row: Mapping[str, Any], location: str) -> Chat | None:
-    """The chat in a row; None for a row of another shape. Raises PromptError for images and tools."""
+    """The chat in a row, which is empty where its field is; None for a row of another shape. Raises PromptError for
+    images and tools.
+    """
     body = row.get("body")
-    if isinstance(body, dict) and "messages" in body:
-        return chat_of(body, location)
-    for field in ("messages", "conversation", "conversations", "turns"):
-        turns = row.get(field)
-        if isinstance(turns, list) and turns and all(isinstance(turn, str) for turn in turns):
+    if isinstance(body, dict):  # of OpenAI's batches
+        asked = body.get("prompt")
+        return Chat([("user", asked)], request=True) if isinstance(asked, str) else chat_of(body, location)
+    empty = False
+    for field in FIELDS:
+        turns = listed(row.get(field))
+        if field != "prompt" and isinstance(turns, list) and turns and all(isinstance(turn, str) for turn in turns):
             return Chat([("user", text) for text in turns], request=False)
         if is_messages(turns):
             if tools := next((name for name in ("tools", "functions") if row.get(name)), None):
                 raise PromptError(f"{location}: the request has {tools}, which no method is measured with; {LEAVE_OUT}")
-            return Chat(messages_of(turns, location), request=field == "messages")
-    return None
+            return Chat(messages_of(turns, location), request=field in ("prompt", "messages"))
+        empty = empty or (field in row and turns in ([], None))
+    return Chat([], request=True) if empty else None
+
+
+def listed(value: Any) -> Any:
+    """A list of messages that a cell of a table holds as JSON text, as a list; every other value as it is."""
+    if isinstance(value, str) and value.lstrip().startswith("[{"):
+        try:
+            found = json.loads(value)
+        except (ValueError, RecursionError):
+            return value
+        return found if is_messages(found) else value
+    return value
 
 
 def is_messages(value: Any) -> TypeGuard[list[Mapping[str, Any]]]:
@@ -93,7 +110,7 @@ def _text(content: Any, place: str) -> str:
     for part in content if isinstance(content, list) else [content]:
         text = part if isinstance(part, str) else part.get("text") if isinstance(part, dict) else None
         if not isinstance(text, str):
-            kind = part.get("type", "an object") if isinstance(part, dict) else type(part).__name__
+            kind = part.get("type", "an object") if isinstance(part, dict) else json.dumps(part)[:40]
             raise PromptError(f"{place} holds {kind}, no text: only texts are measured; {LEAVE_OUT}")
         texts.append(text)
     return "\n".join(texts)

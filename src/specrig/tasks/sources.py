@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import io
 import json
 import re
+import warnings
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from hashlib import sha256 as sha256_of
 from pathlib import Path
 from typing import Any
@@ -26,12 +28,17 @@ class PromptError(ValueError):
 
 
 DATA_FILES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".txt", ".parquet")
-"""Endings of files with prompts; each may be followed by .gz."""
+"""Endings of files with prompts; each may be followed by one of `PACKED`."""
+PACKED = {".gz": b"\x1f\x8b", ".zst": b"\x28\xb5\x2f\xfd"}
+"""Ending of a packed file -> the bytes that it begins with."""
+FIELDS = ("prompt", "messages", "conversation", "conversations", "turns")
+"""Where a row's prompt or chat stands, if its task does not say."""
 
 
 def is_data_file(name: str) -> bool:
     """Whether a name ends as one of `DATA_FILES`, packed or not."""
-    return name.lower().removesuffix(".gz").endswith(DATA_FILES)
+    path = Path(name.lower())
+    return (path.with_suffix("") if path.suffix in PACKED else path).name.endswith(DATA_FILES)
 
 
 def read_rows(path: Path, sha256: str | None = None, encoding: str = "utf-8") -> Iterator[Row]:
@@ -116,23 +123,24 @@ def parse_rows(
             f"{source}: its SHA-256 is {found}, the row pins {sha256}: the file has changed or is cut; "
             "get the pinned one, or correct the row"
         )
-    endings = Path(name.lower()).suffixes
-    if endings[-1:] == [".gz"]:
-        try:
-            content = gzip.decompress(content)
-        except (OSError, EOFError, zlib.error) as error:
-            raise PromptError(f"{source}: not a readable .gz file ({first_line(error)}); get it again") from None
-        endings.pop()
-    ending = endings[-1] if endings else ""
+    path = Path(name.lower())
+    ending = Path(path.stem).suffix if path.suffix in PACKED else path.suffix
+    content = _unpacked(content, path.suffix, source)
     if ending == ".parquet":
-        return _table(content, ending, source)
+        return _parquet(content, source)
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        encoding = "utf-16"
     try:
         text = content.decode("utf-8-sig" if encoding == "utf-8" else encoding)
     except UnicodeDecodeError as error:
         fix = "set `encoding` in the task's row to windows-1252 if a spreadsheet wrote it, or save it as UTF-8"
+        if b"\0" in content:
+            fix = f"no text: files of prompts are {', '.join(DATA_FILES)}, also packed ({', '.join(PACKED)})"
         raise PromptError(f"{source}: not {error.encoding.upper()} at byte {error.start}; {fix}") from None
+    if "\0" in text:
+        raise PromptError(f"{source}: it holds NUL bytes, as UTF-16 without a byte order mark does; save it as UTF-8")
     if ending in (".csv", ".tsv"):
-        return _table(text, ending, source)
+        return _csv(text, ending, source)
     if ending == ".txt":
         lines = enumerate(text.splitlines(), 1)
         return ((number, f"{source}:{number}", {"prompt": line}) for number, line in lines if line.strip())
@@ -140,7 +148,7 @@ def parse_rows(
 
 
 def _json(text: str, source: str) -> Iterator[Row]:
-    """Rows of JSONL, or of one array, which may be the only list in an object."""
+    """Rows of JSONL, or of one array, which may be the only list in an object. Raises PromptError."""
     if text.lstrip()[:1] == "[" or not _is_jsonl(text):
         try:
             content = json.loads(text)
@@ -148,13 +156,10 @@ def _json(text: str, source: str) -> Iterator[Row]:
             line = getattr(error, "lineno", None) or (1 if "\n" not in text.rstrip() else None)
             location = f"{source}:{line}" if line else source  # other faults than of syntax name no line
             raise PromptError(f"{location}: not JSON ({_json_fault(error)}); correct the file") from None
-        lists = [value for value in content.values() if isinstance(value, list)] if isinstance(content, dict) else []
-        rows = content if isinstance(content, list) else lists[0] if len(lists) == 1 else [content]
-        for number, row in enumerate(rows, 1):
-            yield number, f"{source}: row {number}", _object(row, f"{source}: row {number}")
+        yield from _listed(content if isinstance(content, list) else _rows_in(content, source) or [content], source)
         return
     # Not str.splitlines: JSON texts may hold U+2028.
-    for number, line in enumerate(text.split("\n"), 1):
+    for number, line in enumerate(io.StringIO(text, newline=None), 1):
         if not line.strip():
             continue
         location = f"{source}:{number}"
@@ -164,12 +169,33 @@ def _json(text: str, source: str) -> Iterator[Row]:
             raise PromptError(
                 f"{location}: not JSON ({_json_fault(error)}); each line must be one JSON object"
             ) from None
-        yield number, location, _object(row, location)
+        if line.strip() == text.strip() and (rows := _rows_in(row, source)) is not None:
+            yield from _listed(rows, source)
+        else:
+            yield number, location, _object(row, location)
+
+
+def _listed(rows: list[Any], source: str) -> Iterator[Row]:
+    for number, row in enumerate(rows, 1):
+        yield number, f"{source}: row {number}", _object(row, f"{source}: row {number}")
+
+
+def _rows_in(content: Any, source: str) -> list[Any] | None:
+    """The rows in the one value of a file: an object's only list of objects; None for an object that is a row itself.
+
+    Raises PromptError for one with several lists of rows.
+    """
+    if not isinstance(content, dict) or content.keys() & set(FIELDS):
+        return None
+    lists = [value for value in content.values() if isinstance(value, list) and value and isinstance(value[0], dict)]
+    if len(lists) > 1:
+        raise PromptError(f"{source}: it holds several lists of rows ({', '.join(content)}); make a file of each")
+    return lists[0] if lists else None
 
 
 def _is_jsonl(text: str) -> bool:
     """Whether the first line that holds something is a value by itself, or the file has no second one."""
-    first, _, more = text.strip().partition("\n")
+    first, *more = re.split(r"[\r\n]+", text.strip(), maxsplit=1)
     try:
         json.loads(first)
     except RecursionError:
@@ -192,27 +218,59 @@ def _object(row: Any, location: str) -> dict[str, Any]:
     return row
 
 
-def _table(content: str | bytes, ending: str, source: str) -> Iterator[Row]:
+def _unpacked(content: bytes, ending: str, source: str) -> bytes:
+    """A file's bytes, unpacked where they begin as a packed file does. Raises PromptError where they do not unpack."""
+    packed = next((kind for kind, start in PACKED.items() if content.startswith(start)), None)
+    if packed is None and ending not in PACKED:
+        return content
+    try:
+        if packed == ".zst":
+            import pyarrow
+
+            return bytes(pyarrow.input_stream(io.BytesIO(content), compression="zstd").read())
+        return gzip.decompress(content)
+    except (OSError, EOFError, zlib.error) as error:
+        name = packed or ending
+        raise PromptError(f"{source}: not a readable {name} file ({first_line(error)}); get it again") from None
+
+
+def _csv(text: str, ending: str, source: str) -> Iterator[Row]:
+    """Rows of a table, whose cells hold text: 02139 and 0.50 stay."""
     import pandas as pd
 
+    first, _, rest = text.lstrip().partition("\n")
+    if named := re.fullmatch(r"sep=(.)\s*", first):  # how a spreadsheet names the delimiter
+        sign, text = named[1], rest
+    else:  # the one of these that the header has most often
+        sign = max("\t,;|" if ending == ".tsv" else ",;\t|", key=first.count)
     try:
-        if isinstance(content, bytes):
-            frame = pd.read_parquet(io.BytesIO(content))
-        else:
-            # The delimiter is the sign of these that the header has most often. A cell holds text: 02139 and 0.50 stay.
-            header = content.lstrip().partition("\n")[0]
-            sign = max("\t,;|" if ending == ".tsv" else ",;\t|", key=header.count)
-            frame = pd.read_csv(io.StringIO(content), sep=sign, dtype=str, keep_default_na=False, skipinitialspace=True)
-    except Exception as error:  # each reader has its own
+        with warnings.catch_warnings(
+            action="error", category=pd.errors.ParserWarning
+        ):  # pandas would cut rows that are too long
+            frame = pd.read_csv(
+                io.StringIO(text), sep=sign, dtype=str, keep_default_na=False, skipinitialspace=True, index_col=False
+            )
+    except pd.errors.ParserWarning:
+        fix = f"put texts that hold {sign!r} in quotes"
+        raise PromptError(f"{source}: a row has more fields than the header; {fix}") from None
+    except Exception as error:  # the reader has many
         raise PromptError(f"{source}: not a readable {ending} file ({first_line(error)}); check its content") from error
-    for number, row in enumerate(frame.to_dict("records"), 1):
-        yield number, f"{source}: row {number}", {str(name): _plain(value) for name, value in row.items()}
+    frame.columns = frame.columns.str.strip()
+    return _numbered(frame.fillna("").to_dict("records"), source)
 
 
-def _plain(value: Any) -> Any:
-    """A value with lists in place of Parquet's arrays, as JSON would hold it."""
-    if hasattr(value, "tolist"):
-        value = value.tolist()
-    if isinstance(value, list):
-        return [_plain(item) for item in value]
-    return {name: _plain(item) for name, item in value.items()} if isinstance(value, dict) else value
+def _parquet(content: bytes, source: str) -> Iterator[Row]:
+    try:
+        from pyarrow import parquet
+
+        rows = parquet.read_table(io.BytesIO(content)).to_pylist()
+    except Exception as error:  # the reader has many
+        raise PromptError(f"{source}: not a readable .parquet file ({first_line(error)}); check its content") from error
+    return _numbered(rows, source)
+
+
+def _numbered(rows: Iterable[Mapping[Any, Any]], source: str) -> Iterator[Row]:
+    return (
+        (number, f"{source}: row {number}", {str(name): value for name, value in row.items()})
+        for number, row in enumerate(rows, 1)
+    )

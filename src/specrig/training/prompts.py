@@ -13,6 +13,7 @@ from typing import Any
 
 from specrig.models.chat_template import ChatTemplate, ChatTemplateError
 from specrig.seeds import number
+from specrig.tasks.shapes import Message, chat_of
 from specrig.tasks.sources import PromptError, Row, hub_rows, read_rows
 from specrig.tasks.wording import normalized
 from specrig.training.prompt_sources import PromptSource
@@ -35,14 +36,14 @@ class Request:
 
 
 def requests_of(source: PromptSource, seed: int) -> list[Request]:
-    """The requests of a file or data set, each once, in an order that depends on their wording and the seed alone.
+    """The requests of a file or data set, each once and none empty, in an order that depends on their wording and the seed alone.
 
     Raises PromptError for rows that cannot be read, and where there are none.
     """
     requests: dict[str, Request] = {}
     for _, location, row in _rows(source):
-        request = _from_row(row, location)
-        requests.setdefault(normalized(request.text), request)
+        if (request := _from_row(row, location)) is not None:
+            requests.setdefault(normalized(request.text), request)
     if not requests:
         raise PromptError(f"{source.source}: no prompt in it; name another file or data set in training.prompts")
     return [requests[text] for text in sorted(requests, key=lambda text: number(seed, text))]
@@ -74,22 +75,20 @@ def _rows(source: PromptSource) -> Iterator[Row]:
     return read_rows(Path(source.source).expanduser())
 
 
-def _from_row(row: dict[str, Any], location: str) -> Request:
-    """A row's `prompt`; the first of its `turns`; or its `messages` up to the last that a user wrote."""
-    turns = row.get("turns")
-    first = row.get("prompt") or (next(iter(turns), None) if isinstance(turns, list) else None)
-    if isinstance(first, str) and first.strip():
-        return Request(first, ({"role": "user", "content": first},), location)
-    messages = row.get("messages") or ()
-    if isinstance(messages, list) and all(
-        isinstance(each, dict) and {"role", "content"} <= each.keys() for each in messages
-    ):
-        asked = [{"role": str(each["role"]), "content": str(each["content"])} for each in messages]
-        while asked and asked[-1]["role"] != "user":
-            asked.pop()
-        if asked and asked[-1]["content"].strip():
-            return Request(asked[-1]["content"], tuple(asked), location)
-    raise PromptError(
-        f"{location}: no prompt to train on; a row needs `prompt` (a text), `turns` (a list of texts) or `messages` (each with role "
-        f"and content, one of them a user's); this one has {', '.join(map(repr, row)) or 'nothing'}"
-    )
+def _from_row(row: dict[str, Any], location: str) -> Request | None:
+    """A row's `prompt`, or of its chat what a task would ask (`shapes.chat_of`); None where it is empty."""
+    prompt = row.get("prompt")
+    before: tuple[Message, ...] = ()
+    texts: tuple[str, ...] = (prompt,) if isinstance(prompt, str) else ()
+    if not prompt or not texts:
+        chat = chat_of(row, location)
+        if chat is None and not texts:
+            raise PromptError(
+                f"{location}: no prompt to train on; a row needs `prompt` (a text), `turns` (a list of texts), or `messages` or "
+                f"`conversations` (each with who speaks and a text); this one has {', '.join(map(repr, row)) or 'nothing'}"
+            )
+        before, texts = chat.asked(1) if chat is not None else (before, texts)
+    if not texts or not texts[0].strip():
+        return None
+    turns = tuple({"role": role, "content": text} for role, text in (*before, ("user", texts[0])))
+    return Request(texts[0], turns, location)
