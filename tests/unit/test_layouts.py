@@ -186,7 +186,7 @@ def assert_drafts(kind: str, folder: Path, target: Any, outputs: Outputs, featur
 EAGLES = {
     "paper": set(), "authors": {"fc.bias", "embed"}, "qwen": {"fc.bias", "biases"}, "normed": {"input_norm"},
     "own": {"embed", "own embed", "lm_head"}, "deep": {"two layers"}, "speculators": {"nested"},
-    "speculators normed": {"nested", "fc.bias", "input_norm", "outer norms"},
+    "vllm": {"within model"}, "speculators normed": {"nested", "fc.bias", "input_norm", "outer norms"},
 }  # fmt: skip
 
 
@@ -206,6 +206,8 @@ def test_eagle(kind: str, target: Any, source: Any, tmp_path: Path) -> None:
         else {}
     )
     config, theirs = BASE | {"num_hidden_layers": 2 if "two layers" in has else 1}, w
+    if "within model" in has:
+        config = {"architectures": ["EAGLEModel"], "model_type": "eagle", "model": BASE}
     if "nested" in has:
         config = {
             "speculators_model_type": "eagle",
@@ -495,6 +497,12 @@ REFUSED = {
     "medusa as eagle": ("eagle", {"medusa_num_heads": 3}, "it holds Medusa heads, no EAGLE head: name it as `medusa`"),
     "pard as eagle": ("eagle", BASE | {"pard_token": 3}, "it holds a PARD draft, no EAGLE head: name it as `pard`"),
     "latent attention": ("eagle3", {"architectures": ["Eagle3DeepseekV2ForCausalLM"]}, r"latent attention \(MLA\), no EAGLE-3 head"),
+    "layers as text": (
+        "eagle3",
+        BASE | {"architectures": ["LlamaForCausalLMEagle3"], "eagle_aux_hidden_state_layer_ids": "2,4,5"},
+        "eagle_aux_hidden_state_layer_ids are '2,4,5', no list of layers",
+    ),
+    "quantized outside": ("eagle3", NESTED | {"speculators_model_type": "eagle3", "quantization_config": {"quant_method": "fp8"}}, r"quantized \(fp8\)"),
     "rotary": ("eagle", BASE | {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, r"depend on the text's length \(dynamic\)"),
     "window": ("eagle", BASE | {"layer_types": ["sliding_attention"]}, "layers of sliding_attention are not supported"),
     "activation": ("eagle", BASE | {"hidden_act": "gelu"}, "its MLP has gelu where heads have silu"),
@@ -520,6 +528,8 @@ def test_a_plan_reads_which_tokens_a_head_drafts(offsets: Tensor, source: Any, t
     w = {"fc.weight": r(D, 3 * D), "lm_head.weight": r(VD, D)} | r.layer("midlayer.", 2 * D)
     w |= {f"{name}.weight": r.norm(D) for name in ("norm", "midlayer.input_layernorm", "midlayer.hidden_norm")}
     folder = put(tmp_path / "right", config, w | {"d2t": torch.arange(VD)})
+    assert head_fault("eagle3", folder, CONFIG.to_dict()) is None
+    folder = put(tmp_path / "torch", config, w | {"d2t": torch.arange(VD)}, "pytorch_model.bin")
     assert head_fault("eagle3", folder, CONFIG.to_dict()) is None
     folder = put(tmp_path / "wrong", config, w | {"d2t": offsets})
     planned = head_fault("eagle3", folder, CONFIG.to_dict())

@@ -293,6 +293,8 @@ def _mapped(folder: Path, found: Description) -> list[int] | None:
     if "d2t" not in (found.shapes or {}):
         return None
     for file in files(folder, TITLES[found.layout.kind]):
+        if file.suffix != ".safetensors":
+            continue  # torch's, whose tokens are known when they are loaded
         with safe_open(file, framework="numpy") as opened:
             for name in (name for name in opened.keys() if found.name(name) == "d2t"):  # noqa: SIM118
                 return [index + int(offset) for index, offset in enumerate(opened.get_tensor(name))]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from specrig.heads.shapes import Shapes
+from specrig.heads.shapes import Shapes, as_object
 from specrig.runtime.types import DecodingError
 
 Config = Mapping[str, Any]
@@ -45,7 +45,7 @@ def _nested(config: Config, **own: Any) -> dict[str, Any]:
         raise DecodingError("its config.json has no transformer_layer_config: it is not of speculators")
     kept = (
         "draft_vocab_size", "target_hidden_size", "eagle_aux_hidden_state_layer_ids", "norm_before_fc", "fc_norm",
-        "norm_output", "mask_token_id", "block_size", "specrig",
+        "norm_output", "mask_token_id", "block_size", "quantization_config", "specrig",
     )  # fmt: skip
     outer = {key: config[key] for key in kept if config.get(key) is not None}
     return {**inner, **outer, **own}
@@ -53,7 +53,7 @@ def _nested(config: Config, **own: Any) -> dict[str, Any]:
 
 def _flat(config: Config, _: Shapes | None) -> dict[str, Any]:
     """EAGLE-3's authors', SGLang's and SpecForge's: `norm_before_fc` may stand in `eagle_config`."""
-    nested = config.get("eagle_config") or {}
+    nested = as_object(config.get("eagle_config"))
     return {**config, **{key: nested[key] for key in ("norm_before_fc", "fc_norm", "norm_output") if key in nested}}
 
 
@@ -95,6 +95,12 @@ def _otherwise(config: Config) -> bool:
 
 _FIRST = (r"^layers\.0\.", "midlayer.")
 LAYOUTS = (
+    Layout(
+        "eagle",
+        "vLLM's `EAGLEConfig`",
+        lambda config: isinstance(config.get("model"), dict),
+        keys=lambda config, _: {**config["model"], **{key: config[key] for key in ("specrig",) if key in config}},
+    ),
     Layout("eagle", "EAGLE's authors (also EAGLE-2), HASS, vLLM, SGLang", _otherwise),
     Layout(
         "eagle",

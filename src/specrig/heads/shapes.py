@@ -124,12 +124,21 @@ def drafted(config: Any) -> int:
     return found
 
 
+def as_object(value: Any) -> dict[str, Any]:
+    """A part of a configuration; empty where it is none."""
+    return value if isinstance(value, dict) else {}
+
+
 def aux_ids(config: Any) -> tuple[int, ...] | None:
-    """The target's layers as an EAGLE-3 head's configuration lists them; None: it lists none."""
-    nested = getattr(config, "eagle_config", None) or {}
+    """The target's layers as an EAGLE-3 head's configuration lists them; None: it lists none. Raises DecodingError for
+    what is no list of layers.
+    """
+    nested = as_object(getattr(config, "eagle_config", None))
     listed = getattr(config, "eagle_aux_hidden_state_layer_ids", None) or next(
         (nested[key] for key in ("eagle_aux_hidden_state_layer_ids", "layer_ids") if nested.get(key)), None
     )
+    if listed and not (isinstance(listed, list) and all(isinstance(layer, int) for layer in listed)):
+        raise DecodingError(f"eagle_aux_hidden_state_layer_ids are {str(listed)[:60]!r}, no list of layers")
     return tuple(listed) if listed else None
 
 
@@ -260,7 +269,7 @@ def read_mask(config: Any) -> Any:
 
 def _layer_fault(config: Any) -> str | None:
     """What of a decoder layer is another than a Llama's or Qwen3's; None: nothing."""
-    rotary = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    rotary = as_object(getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None))
     kind = rotary.get("rope_type", rotary.get("type", "default"))
     if kind in ROTARY_BY_LENGTH:
         return f"its rotary positions depend on the text's length ({kind}), which heads do not support"
