@@ -374,6 +374,10 @@ ODD = np.ones(4, np.float32)
         ({"keys": {"split.count": 3, "split.no": 0}}, r"part 1 of 3; join them with .*llama-gguf-split --merge"),
         ({"tensors": {"blk.0.attn_sinks.weight": ODD}}, r"the tensor blk\.0\.attn_sinks\.weight is not known here, so"),
         ({"tensors": {"rope_freqs.weight": np.array([1, 5, 2, 7], np.float32)}}, r"the factors in rope_freqs\.weight are"),
+        ({"keys": {"llama.context_length": 0}}, r"llama\.context_length is 0, no size"),
+        ({"keys": {"attention.head_count_kv": 3}}, r"4 heads of attention do not share 3 of keys and values"),
+        ({"keys": {"tokenizer.ggml.token_type": [1, 1]}}, r"token_type has 2 entries for 300 tokens"),
+        ({"keys": {"general.type": "adapter"}}, r"an adapter \(LoRA\), which runs only inside its model: merge the two"),
         ({"without": ["blk.1.ffn_up.weight"]}, r"it lacks the tensor blk\.1\.ffn_up\.weight, which its architecture"),
     ],
 )  # fmt: skip

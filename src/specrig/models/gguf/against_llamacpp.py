@@ -80,7 +80,9 @@ def _llamacpp(header: Header, texts: Sequence[str]) -> tuple[list[list[int]], se
         raise header.refusal(f"llama.cpp did not load it in {TIMEOUT_S:g} s; try again on a machine at rest") from error
     if process.returncode:
         problems = [
-            line for line in process.stderr.splitlines() if re.search(r"error|assert|failed|unknown", line, re.I)
+            line
+            for line in process.stderr.splitlines()
+            if re.search(r"error|assert|failed|unknown", line, re.I) and "build_info" not in line
         ]
         reason = re.sub(r"^[\d.]+ \w ", "", (problems or [f"it ended with {process.returncode}"])[0])
         raise header.refusal(f"llama.cpp cannot load it ({reason.strip()}); convert the model again")

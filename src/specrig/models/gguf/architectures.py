@@ -199,6 +199,11 @@ def config_of(header: Header) -> dict[str, Any]:
     """The config.json that the header means, without the ids of special tokens. Raises ModelError for an architecture,
     a key or a tensor that is not known here, and for a tensor that is missing.
     """
+    if header.keys.get("general.type") == "adapter":
+        raise header.refusal(
+            "an adapter (LoRA), which runs only inside its model: merge the two (llama.cpp's `llama-export-lora`) and name "
+            "the merged file"
+        )
     if (kind := ARCHITECTURES.get(header.architecture)) is None:
         raise header.refusal(
             f"GGUF files of the architecture {header.architecture!r} are not read, those of "
@@ -207,8 +212,15 @@ def config_of(header: Header) -> dict[str, Any]:
     keys = _Keys(header)
     config: dict[str, Any] = {"model_type": kind.model_type}
     config |= {ours: keys.need(theirs) for theirs, ours in {**KEYS, **kind.keys}.items()}
+    for theirs, ours in KEYS.items():
+        if config[ours] <= 0:
+            raise header.refusal(f"{keys.prefix}{theirs} is {config[ours]}, no size; convert the model again")
     config |= kind.constants
-    heads = config["num_attention_heads"]
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    if heads % kv_heads:
+        raise header.refusal(
+            f"{heads} heads of attention do not share {kv_heads} of keys and values; convert the model again"
+        )
     config["head_dim"] = keys.get("attention.key_length", config["hidden_size"] // heads)
     if keys.get("attention.value_length", config["head_dim"]) != config["head_dim"]:
         raise header.refusal(f"{keys.prefix}attention.value_length is not its key_length, which is not read")

@@ -103,6 +103,11 @@ class Vocabulary:
         self.types: list[int] = self._key("token_type") or [1] * len(self.tokens)
         if len(set(self.tokens)) != len(self.tokens) or not self.tokens:
             raise header.refusal(f"{PREFIX}tokens names a token twice, or none; convert the model again")
+        for name in ("token_type", "scores"):
+            if len(self._key(name) or self.tokens) != len(self.tokens):
+                raise header.refusal(
+                    f"{PREFIX}{name} has {len(self._key(name))} entries for {len(self.tokens)} tokens; convert the model again"
+                )
         if len(self.tokens) > header.rows:
             raise header.refusal(
                 f"{PREFIX}tokens has {len(self.tokens)} tokens, token_embd.weight only {header.rows} rows; convert the "
