@@ -5,6 +5,7 @@ Every failure is a ServerError that names the address and, where there is one, t
 
 from __future__ import annotations
 
+import codecs
 import json
 import math
 import os
@@ -133,8 +134,10 @@ class Client:
         events, name = 0, b""
         try:
             started, response = self._request("POST", path, patient=patient, json=body, stream=True)
+            first = b""
             with response:
                 for at, line in _lines(response):
+                    line, first = line if first else line.removeprefix(codecs.BOM_UTF8), first or line
                     if at - started > self.limit_s:  # comments that keep the connection open are no answer
                         raise TimedOutError(f"{self.url}: not done after {self.limit_s:g} s, with {events} events")
                     field, _, text = line.partition(b":")
@@ -147,6 +150,12 @@ class Client:
                         event = self._event(text, failed=b"error" in (field, name))
                         events += 1
                         yield at - started, event
+            if not events:
+                kind = response.headers.get("Content-Type", "no type").partition(";")[0]
+                raise ServerError(
+                    f"{self.url}{path}: its answer is no stream of events ({kind}: {first[:100].decode('utf-8', 'replace')!r}); "
+                    "is this the address of the server itself, and can it stream?"
+                )
         except (RequestException, HTTPError) as error:
             raise self._broken(error, events) from error
 
@@ -162,7 +171,6 @@ class Client:
         """(when it was sent, the answer), an answer with success. Raises ServerError."""
         from requests import RequestException
         from urllib3.exceptions import HTTPError
-        from urllib3.util import Retry
 
         connect_s = min(CONNECT_S, self.silence_s)
         limits = connect_s, connect_s if method == "GET" else self.silence_s + more_s
@@ -177,7 +185,7 @@ class Client:
                 response = _twice_if_closed(send)
                 if response.status_code < 300:
                     return started, response
-                wait_s = Retry().get_retry_after(response.raw) if response.status_code in BUSY else None
+                wait_s = _retry_after(response) if response.status_code in BUSY else None
                 if not patient or wait_s is None or time.monotonic() + wait_s > give_up:
                     raise self._refused(response, path, wait_s)
             except (RequestException, HTTPError) as error:
@@ -208,7 +216,7 @@ class Client:
             message = _message(response.json())
         except ValueError:
             title = re.search(r"<title>(.*?)</title>", response.text)  # of a proxy's page
-            message = title[1] if title else response.text[:300].strip()
+            message = title[1] if title else _message(response.text)
         later = "" if retry_after_s is None else f" (come again in {retry_after_s:g} s)"
         return ServerError(
             f"{self.url}{path}: refused with status {status}: {message or response.reason}{later}", status
@@ -229,8 +237,10 @@ class Client:
                 f"{self.url}: broke off in the middle of an answer, after {events} events; has the server died?"
             )
         # The innermost cause is the shortest, e.g. "[Errno 111] Connection refused".
-        text = str(getattr(error.args[0], "reason", error) if error.args else error) or type(error).__name__
-        reason = text.rsplit(": ", 1)[-1].strip("')> ")
+        cause: Any = getattr(error.args[0], "reason", error) if error.args else error
+        while cause.args and isinstance(cause.args[-1], Exception):
+            cause = cause.args[-1]
+        reason = (str(cause) or type(cause).__name__).rsplit(": ", 1)[-1].strip("')> \r\n")
         return ServerError(f"{self.url}: no server answers there ({reason}); start it, or correct its address")
 
 
@@ -265,6 +275,17 @@ def _lines(response: Response) -> Iterator[tuple[float, bytes]]:
         yield arrived, rest.strip()
 
 
+def _retry_after(response: Response) -> float | None:
+    """After how many seconds a busy server wants the request again; None: it does not say."""
+    from urllib3.exceptions import InvalidHeader
+    from urllib3.util import Retry
+
+    try:
+        return Retry().get_retry_after(response.raw)
+    except InvalidHeader:
+        return None
+
+
 def _twice_if_closed(send: Callable[[], Response]) -> Response:
     """The response, sent once more where the server closed the idle connection meanwhile (RFC 9112, 9.3.1)."""
     from requests.exceptions import ConnectionError as Unconnected
@@ -282,4 +303,4 @@ def _message(event: Any) -> str:
     error = event.get("error", event) if isinstance(event, dict) else event
     if isinstance(error, dict):
         error = error.get("message") or error.get("detail") or error
-    return str(error)[:300]
+    return " ".join(str(error).split())[:300]

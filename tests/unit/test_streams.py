@@ -138,6 +138,7 @@ SHAPES: dict[str, Callable[[str], tuple[list[Part], bool]]] = {
         [b": ping\n\n", b"data:\n\n", b"\n", b"data: \r\n\r\n", b"id: 4\nretry: 9\n", *said(endpoint, usage(), DONE)],
         True,
     ),
+    "a byte order mark": lambda endpoint: ([b"\xef\xbb\xbf", *said(endpoint, DONE)], True),
     "lines in pieces, CRLF": lambda endpoint: (
         [
             half
@@ -208,6 +209,25 @@ FAULTS: dict[str, tuple[Callable[[Handler], None], str]] = {
         lambda handler: handler.whole(502, b"<html>\n<head><title>502 Bad Gateway</title></head></html>"),
         "refused with status 502: 502 Bad Gateway$",
     ),
+    "a page": (
+        lambda handler: handler.whole(200, b"<html>Please log in</html>", Content_Type="text/html; charset=utf-8"),
+        r"its answer is no stream of events \(text/html: '<html>Please log in</html>'\)",
+    ),
+    "not streamed": (
+        lambda handler: handler.whole(200, b'{"choices": []}', Content_Type="application/json"),
+        r"no stream of events \(application/json: .*can it stream\?",
+    ),
+    "two answers": (failing(event({"choices": [{"index": 1, "token_ids": [3]}]})), "several answers .*leave `n` out"),
+    "another form": (failing(event({"choices": [[1]]})), r"an event is not of OpenAI's form: \{'choices': \[\[1\]\]\}"),
+    "another model": (
+        lambda handler: handler.stream([event(choice("completions", [999_999], "length"))]),
+        r"it answered the token 999999, the target of pair p has \d+: it serves another model",
+    ),
+    "no answer": (
+        lambda handler: setattr(handler, "close_connection", True),
+        r"no server answers there \(Remote end closed connection without response\)",
+    ),
+    "busy until some time": (lambda handler: handler.whole(429, b"later", Retry_After="soon"), "status 429: later$"),
     "busy without a time": (lambda handler: handler.whole(503, b"overloaded"), "status 503: overloaded"),
     "busy for too long": (
         lambda handler: handler.whole(429, b"slow down", Retry_After="3600"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 from specrig.cell import Cell
@@ -17,6 +18,7 @@ from specrig.engines.http.client import Completion, HttpEngine
 from specrig.http_client import Client
 from specrig.models.chat_template import PROBE, of_tokenizer
 from specrig.models.endpoint import Endpoint, endpoint_of
+from specrig.models.gate import vocab_size
 from specrig.models.pair import PairFiles
 
 TEXTS = ("text", "content", "reasoning", "reasoning_content")
@@ -71,7 +73,17 @@ class Server(HttpEngine):
             "return_token_ids": True,
             **server.fields,
         }
-        return completion(self, cell, client, body, prompt_tokens=len(prompt), alone=alone)
+        reply = completion(self, cell, client, body, prompt_tokens=len(prompt), alone=alone)
+        if strange := [token for token in reply.tokens if not 0 <= token < self._vocabulary]:
+            raise EngineError(
+                f"{client.url}: it answered the token {strange[0]}, the target of pair {self.pair.name} has "
+                f"{self._vocabulary}: it serves another model"
+            )
+        return reply
+
+    @cached_property
+    def _vocabulary(self) -> int:
+        return vocab_size(self.pair.target, self.pair.target_revision)
 
     def _messages(self, prompt: Sequence[int]) -> list[dict[str, str]]:
         """The one message of a prompt: its text without what the target's chat template puts around a user's.
@@ -147,14 +159,21 @@ def complete(client: Client, body: dict[str, Any], prompt_tokens: int, *, patien
     unnamed = 0
     path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
     for seconds, event in client.stream(path, body, patient=patient):
-        usage = event.get("usage") or usage
-        for choice in event.get("choices") or []:
-            ids = token_ids(choice)
-            delta = choice.get("delta") or {}
-            unnamed += ids is None and any(each.get(name) for each in (choice, delta) for name in TEXTS)
-            reply.tokens += ids or []
-            reply.note_arrival(seconds)
-            finish = choice.get("finish_reason") or finish
+        try:
+            usage = dict(event.get("usage") or usage)
+            for choice in event.get("choices") or []:
+                if choice.get("index"):
+                    raise EngineError(
+                        f"{client.url}: it gives several answers (choices) to a request; leave `n` out of `fields`"
+                    )
+                ids = token_ids(choice)
+                delta = choice.get("delta") or {}
+                unnamed += ids is None and any(each.get(name) for each in (choice, delta) for name in TEXTS)
+                reply.tokens += ids or []
+                reply.note_arrival(seconds)
+                finish = choice.get("finish_reason") or finish
+        except (AttributeError, TypeError, ValueError) as error:
+            raise EngineError(f"{client.url}: an event is not of OpenAI's form: {str(event)[:200]}") from error
     if unnamed:
         raise EngineError(
             f"{client.url}: it streams text without token ids, and text tokenized again is no count; use a server that "
