@@ -86,16 +86,23 @@ def test_every_ngram_type_keeps_the_output_and_counts(toy_pair: PairFiles, kind:
     assert found.counts.drafted <= 3 * found.counts.rounds
 
 
-def test_its_server_is_one_of_openais_kind_too(toy_pair: PairFiles) -> None:
-    """It names token ids beside probabilities alone."""
+@pytest.mark.parametrize(
+    ("method", "k", "fields"),
+    [("autoregressive", 0, {"logprobs": 1}), ("ngram", 3, {"verbose": True, "return_tokens": True})],
+)
+def test_its_server_is_one_of_openais_kind_too(
+    toy_pair: PairFiles, method: str, k: int, fields: dict[str, object]
+) -> None:
+    """It names token ids beside probabilities, which tokens that were drafted lack, or in all that it says of an event."""
     with LlamaCpp(toy_pair, threads=1) as engine:
-        plain = cell("llamacpp", "autoregressive", 0)
-        (truth,) = engine.generate(plain, [PROMPT], max_new_tokens=12, seeds=[0])
-        url = engine._server(plain)[1].url
-        named = Endpoint(pair="p", method="autoregressive", url=url, fields={"logprobs": 1})
+        asked = cell("llamacpp", method, k)
+        (truth,) = engine.generate(asked, [PROMPT], max_new_tokens=60, seeds=[0])
+        url = engine._server(asked)[1].url
+        named = Endpoint(pair="p", method=method, k=k, url=url, fields=fields)
         with Server(replace(toy_pair, servers=(named,))) as server:
-            (found,) = server.generate(cell("server", "autoregressive", 0), [PROMPT], max_new_tokens=12, seeds=[0])
+            (found,) = server.generate(cell("server", method, k), [PROMPT], max_new_tokens=60, seeds=[0])
     assert found.tokens == truth.tokens and found.stop == "length"
+    assert method == "autoregressive" or (found.counts is not None and found.counts.accepted)
 
 
 @pytest.mark.skipif(not STORIES.is_dir(), reason="needs ../shared/data/stories260K, which is not here")

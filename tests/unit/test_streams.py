@@ -138,6 +138,18 @@ SHAPES: dict[str, Callable[[str], tuple[list[Part], bool]]] = {
         [b": ping\n\n", b"data:\n\n", b"\n", b"data: \r\n\r\n", b"id: 4\nretry: 9\n", *said(endpoint, usage(), DONE)],
         True,
     ),
+    "llama.cpp's verbose": lambda endpoint: (
+        [
+            part
+            for ids in TOKENS
+            for part in (
+                event({"choices": [{"index": 0, "text": "x", "logprobs": None}], "__verbose": {"tokens": ids}}),
+                0.004,
+            )
+        ]
+        + [event({"choices": [{"index": 0, "finish_reason": "length"}], "__verbose": {"tokens": []}})],
+        True,
+    ),
     "a byte order mark": lambda endpoint: ([b"\xef\xbb\xbf", *said(endpoint, DONE)], True),
     "lines in pieces, CRLF": lambda endpoint: (
         [

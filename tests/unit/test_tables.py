@@ -85,6 +85,8 @@ def test_what_a_cell_suffers_from_stands_beside_its_speedup(study: Path) -> None
     noted = cells.assign(
         notes=[*["answers arrive in a few pieces", "", "answers were cached"], *[""] * (len(cells) - 3)]
     )
+    results.cells = noted
+    assert any(note.endswith("of native (tiny): answers were cached.") for note in results.notes)
     for table in (task_grid(noted, "code", results.study), cells_grid(noted, results.study)):
         marks = {row[table.header.index("speedup")].note.rpartition("] ")[2] for row in table.rows}
         assert {"a", "b"} <= marks and table.notes[-2:] == [

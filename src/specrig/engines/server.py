@@ -1,7 +1,7 @@
 """Any running server with OpenAI's completions or chat API (`servers:`): one that speculates against one that does not.
 
-Requests carry token ids and get them back (`return_token_ids`, vLLM 0.10.2 and later; llama.cpp's server names them in
-`logprobs`). Acceptance is the server's own count, from its `/metrics` page, at batch size 1.
+Requests carry token ids and get them back (`return_token_ids`, vLLM 0.10.2 and later; llama.cpp's server returns
+them where `fields` have `verbose` and `return_tokens`). Acceptance is the server's own count, from its `/metrics` page, at batch size 1.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def complete(client: Client, body: dict[str, Any], prompt_tokens: int, *, patien
                     raise EngineError(
                         f"{client.url}: it gives several answers (choices) to a request; leave `n` out of `fields`"
                     )
-                ids = token_ids(choice)
+                ids = token_ids(choice, event)
                 delta = choice.get("delta") or {}
                 unnamed += ids is None and any(each.get(name) for each in (choice, delta) for name in TEXTS)
                 reply.tokens += ids or []
@@ -177,7 +177,7 @@ def complete(client: Client, body: dict[str, Any], prompt_tokens: int, *, patien
     if unnamed:
         raise EngineError(
             f"{client.url}: it streams text without token ids, and text tokenized again is no count; use a server that "
-            "returns them (vLLM 0.10.2 or later, llama.cpp with `fields: {logprobs: 1}`)"
+            "returns them (vLLM 0.10.2 or later, llama.cpp with `fields: {verbose: true, return_tokens: true}`)"
         )
     if finish is None:
         raise EngineError(f"{client.url}: the stream ended without a finish_reason; has the server died?")
@@ -200,11 +200,13 @@ def complete(client: Client, body: dict[str, Any], prompt_tokens: int, *, patien
     return reply
 
 
-def token_ids(choice: dict[str, Any]) -> list[int] | None:
-    """The new ids of a streamed choice, or None: vLLM's `token_ids`, or in logprobs llama.cpp's `id` or `token_id:5`."""
-    for key in ("token_ids", "tokens"):
-        if isinstance(choice.get(key), list):
-            return [int(token) for token in choice[key]]
+def token_ids(choice: dict[str, Any], event: dict[str, Any]) -> list[int] | None:
+    """The new ids of a streamed choice, or None: vLLM's `token_ids`, llama.cpp's `tokens` in `__verbose`, or in logprobs
+    its `id` or `token_id:5`.
+    """
+    for listed in (choice.get("token_ids"), choice.get("tokens"), (event.get("__verbose") or {}).get("tokens")):
+        if isinstance(listed, list):
+            return [int(token) for token in listed]
     logprobs = choice.get("logprobs") or {}
     entries = logprobs.get("content") or []
     if entries and all("id" in entry for entry in entries):

@@ -306,6 +306,12 @@ class StudyResults:
         energy = machine.energy_note(study.jobs)
         return [
             *machine.engine_notes(study.jobs, self.cells),
+            *(
+                f"{_cells(len(rows))} of {engine} ({', '.join(rows['pair'].unique())}): {note}."
+                for (engine, note), rows in self.cells[self.cells["notes"] != ""].groupby(
+                    ["engine", "notes"], sort=False
+                )
+            ),
             *([energy] if energy else []),
         ]
 
