@@ -205,7 +205,7 @@ class Task(Settings):
     task: Name
     """Name of the task in studies."""
     source: Annotated[str, as_path, from_home] = Field(min_length=1)
-    """A file of JSON lines (.jsonl), JSON, CSV, TSV, text (a prompt a line) or Parquet, also packed (.gz), or
+    """A file of JSON lines (.jsonl), JSON, CSV, TSV, text (a prompt a line) or Parquet, also packed (.gz, .zst), or
     its https address; a hub data set (`owner/name`); or `package:<module>`, the data of an installed package."""
     config: MaybeText = None
     """For a hub data set: its configuration; empty: the only one. For `package:reasoning_gym`: the data set's name."""

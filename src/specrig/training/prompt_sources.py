@@ -19,8 +19,8 @@ class PromptSource(Settings):
     """One source of requests."""
 
     source: Annotated[str, as_path, from_home] = Field(min_length=1)
-    """`self`: the target asks itself; a file of any format and shape that tasks read, without columns that choose fields; or
-    a hub data set (`owner/name`).
+    """`self`: the target asks itself; a file of any format that tasks read, whose rows have `prompt` or a chat (`messages`,
+    `conversations`, `turns`); or a hub data set (`owner/name`).
     """
     config: str | None = None
     """For a hub data set: its configuration."""
