@@ -239,7 +239,9 @@ vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="0"} 3.0
     # Without rounds between drafts and with an end that was cut: the drafts are the passes.
     assert counters.counts(before, counters.parse(page), 6) == Counts(3, 12, 4, [3, 1])
     # Both at once, as vLLM 0.32 counts: the stream's events tell.
-    assert counters.counts(before, counters.parse(page), 6, 6) == Counts(5, 12, 4, [3, 1])
+    assert counters.counts(before, counters.parse(page), 7, 6) == Counts(5, 12, 4, [3, 1])
+    # Each token by itself, as llama.cpp sends them: events are no passes.
+    assert counters.counts(before, counters.parse(page), 10, 10) == Counts(5, 12, 4, [3, 1])
     assert counters.counts(before, counters.parse("vllm:generation_tokens_total 3"), 10) is None
 
 

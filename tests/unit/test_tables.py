@@ -154,7 +154,7 @@ def test_a_verdict_on_one_variant_spares_the_others() -> None:
 def test_the_studys_own_audit_is_read(tmp_path: Path) -> None:
     study = write_study(tmp_path / "s", methods=("draft_model",), ks=(2,), tasks=("code",))
     (study / "audit").mkdir()
-    (study / "audit" / "greedy.csv").write_text("method,task,passed\ndraft_model,code,False\n")
+    (study / "audit" / "records.csv").write_text("method,task,passed\ndraft_model,code,False\n")
     write_tables(study, tmp_path / "tables")
     assert "~~" in (tmp_path / "tables" / "speedup.md").read_text()
 

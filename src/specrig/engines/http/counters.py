@@ -47,11 +47,13 @@ def counts(before: Counters, after: Counters, tokens: int, events: int = 0) -> C
 
     The number of passes is the largest of three lower bounds. (1) The counted drafts: vLLM counts a pass only if it had
     one. (2) Decoded tokens less accepted ones: a pass emits its accepted tokens and one more; too low where the output
-    was cut behind accepted tokens. (3) `events` with tokens, less prefill's: a pass sends at most one.
+    was cut behind accepted tokens. (3) `events` with tokens, less prefill's, where a pass sends at most one. llama.cpp
+    sends one a token, so this says nothing where accepted tokens came one by one.
     """
     if (DRAFTS, -1) not in after:
         return None
     drafts, drafted, accepted = (after[name, -1] - before[name, -1] for name in (DRAFTS, DRAFTED, ACCEPTED))
     positions = sorted(position for name, position in after if name == PER_POSITION and position >= 0)
     taken = [after[PER_POSITION, position] - before[PER_POSITION, position] for position in positions]
-    return Counts(max(drafts, tokens - 1 - accepted, events - 1), drafted, accepted, taken or None)
+    passes = events - 1 if events < tokens or not accepted else 0
+    return Counts(max(drafts, tokens - 1 - accepted, passes), drafted, accepted, taken or None)
