@@ -213,10 +213,14 @@ def _write(
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_vocab_size(config.vocab_size)
-    adders = {list: writer.add_array, bool: writer.add_bool, int: writer.add_uint32}
+    adders: dict[type, Callable[[str, Any], None]] = {
+        list: writer.add_array,
+        bool: writer.add_bool,
+        int: writer.add_uint32,
+    }
     for key, value in extra.items():
         adders[type(value)](f"{kind}.{key}", value)
-    if (mask := dflash_config(config)["mask_token_id"]) is not None:
+    if (mask := dflash_config(config).get("mask_token_id")) is not None:
         writer.add_mask_token_id(mask)
     _name_tokens(writer, config.vocab_size)
     for name, tensor in tensors.items():

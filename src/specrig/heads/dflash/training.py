@@ -137,7 +137,8 @@ class DFlashLearner(Learner):
             found = self.predicted(batch.tokens, states, anchors, settings.k)
             said, before = found[row, block, depth], batch.tokens[row, position]
             logits = self.logits(said, before)
-        decay, share = None, torch.ones(settings.k, device=model.where)
+        decay: Tensor | None = None
+        share = torch.ones(settings.k, device=model.where)
         if settings.position_weights == "decay":
             decay = torch.exp(-torch.arange(settings.k, device=model.where) / settings.gamma)
         labels = draft_ids(batch.tokens[row, position + 1], self.vocabulary)

@@ -28,7 +28,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from specrig.heads.checkpoint import check_vocabulary
 from specrig.heads.eagle import module as eagle
@@ -54,7 +54,7 @@ class Eagle3Layers(EagleLayers):
         """Whether the layer's residual stream is the normed feature (`norm_before_residual`)."""
         self.joined_norm: Tensor | None = None
         """Of all the target's states that `fc` reads, joined (`norm_before_fc`)."""
-        self.state_norms: Sequence[Tensor] = ()
+        self.state_norms: Sequence[Tensor] | nn.ParameterList = ()
         """Of each of them (`fc_norm`)."""
 
     def fuse(self, states: Tensor) -> Tensor:

@@ -92,7 +92,7 @@ class PEagleLearner(AuxStatesLearner):
                 bias = self.markov(batch.tokens[row, entry + depth + 1])
                 logits = logits + bias * (depth > 0).unsqueeze(-1)
         share = torch.tensor([kept_share(depth) for depth in range(settings.k)], device=model.where)
-        decay = None
+        decay: Tensor | None = None
         if settings.position_weights == "decay":
             decay = settings.step_decay ** torch.arange(settings.k, device=model.where)
         labels = draft_ids(batch.tokens[row, entry + depth + 2], self.vocabulary)
