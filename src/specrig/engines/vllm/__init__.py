@@ -54,8 +54,10 @@ class Vllm(WeightsEngine):
     simulates = True
     in_process = False
     differences: ClassVar[Mapping[str, str]] = {
-        **dict.fromkeys(("draft_model", "eagle", "eagle3", "dflash", "pard", "mtp"), DRAFTS_GREEDILY),
+        **dict.fromkeys(("draft_model", "eagle", "eagle3", "dflash", "pard"), DRAFTS_GREEDILY),
         "p_eagle": f"{DRAFTS_GREEDILY}; a head's bias of the token before is left out",
+        "mtp": f"{DRAFTS_GREEDILY}; with GLM-4 MoE it feeds the layer's state back before the final norm, the native method "
+        "behind it, so that drafts differ from the second token on",
         "medusa": "the heads' bias of the token before is left out",
         "ngram": "vLLM takes the earliest match of the longest suffix, the native method the latest",
         "suffix": "vLLM's trees (arctic-inference) take the continuation seen first among equally frequent ones, the "

@@ -226,7 +226,7 @@ class EagleLearner(LayerLearner):
         """The token's embedding and the feature."""
         return self.module.joined(F.embedding(tokens, self.model.embedding).to(states.dtype), states)
 
-    def goal_scale(self) -> float:
+    def goal_scale(self) -> Tensor | float:
         """It predicts the final state itself."""
         return 1.0
 
