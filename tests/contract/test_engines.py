@@ -34,8 +34,14 @@ from specrig.study.load import load_study
 
 FALSE_ALARM = 1e-4
 PROMPTS = [[3, 5, 3, 5, 7, 3, 5], [1, 2, 3, 4, 5, 6, 7, 0, 1, 2], [4]]
-OPTIONS: dict[str, dict[str, Any]] = {"medusa": {"tree": [1]}, "dspark": {"confidence_threshold": 0.0}}
-"""Whole chains where a method's default is another, since not every engine has trees."""
+OPTIONS: dict[str, dict[str, Any]] = {
+    "medusa": {"tree": [1]},
+    "dspark": {"confidence_threshold": 0.0},
+    "layer_skip": {"skip": [2]},
+}
+"""Whole chains where a method's default is another, since not every engine has trees; the last of the target's three
+layers.
+"""
 QUICK = {"vllm": {"eager": True, "multiprocessing": False, "cpu_sampling": "patched"}}
 """The stock CPU sampler reads uninitialised memory, so not even a seed gives one output twice."""
 needs_vllm = pytest.mark.skipif(registry()["vllm"].missing() is not None, reason="vLLM is not installed")
@@ -291,12 +297,14 @@ def test_a_missing_suffix_library_is_said_when_planning(
     [
         ("transformers", "draft_model", {}),
         ("transformers", "ngram", {}),
+        ("transformers", "layer_skip", {}),
         *(
             pytest.param("llamacpp", method, {"draft_sampling": drafts}, marks=needs_llamacpp)
             for method, drafts in (
                 ("draft_model", "greedy"),
                 ("draft_model", "probabilistic"),
                 ("eagle3", "greedy"),
+                ("dflash", "probabilistic"),
                 ("ngram", "greedy"),
             )
         ),
