@@ -13,6 +13,7 @@ from specrig.analysis.cells import row_dicts
 from specrig.analysis.claims import TOLERANCE, VERDICTS, judge, judgements_table
 from specrig.analysis.commands import Catalogue, KnownPair
 from specrig.analysis.theory import ABOVE, BELOW
+from specrig.checkout import here_or_shipped
 from specrig.decoding.drafters import registry as methods
 from specrig.report import grid
 from specrig.report.citations import with_paper
@@ -47,7 +48,7 @@ def reported_claims(study: StudyData) -> list[Claim]:
     """The claims in the study's file, if it names one. Raises StudyError like `reproduction`."""
     problems = Problems(Positions([]))
     tables = study.config.get("tables") or {}
-    claims = read_claims(Path(tables["reported"]), problems) if tables.get("reported") else []
+    claims = read_claims(here_or_shipped(Path(tables["reported"])), problems) if tables.get("reported") else []
     problems.stop()
     return claims
 

@@ -58,7 +58,7 @@ def first_table(speedups: pd.DataFrame, acceptances: pd.DataFrame, tasks: list[s
         labels=2,
         caption=(
             "Speedup over plain decoding at each method's best k, and tokens a pass (τ)"
-            f"{setting(rows)}.{f' The other {more} methods stand under Speedup.' if more else ''}"
+            f"{setting(rows)}.{f' {more} more under Speedup.' if more else ''}"
         ),
         label=f"tab:{study}-first",
     )

@@ -38,12 +38,15 @@ def read_quality(folder: Path) -> pd.DataFrame:
 
 
 def quality_grid(table: pd.DataFrame, study: str) -> Grid:
-    """`quality_table` for readers. Scores of lossless methods that differ are struck through."""
+    """`quality_table` for readers. Scores of lossless methods that differ are struck through. Methods whose texts all equal
+    the baseline's share a row.
+    """
+    table = _equal_merged(table)
     several = [name for name in ("engine", "pair", "batch_size") if len(table[name].unique()) > 1]
     columns: dict[str, Column] = {
         **{name.replace("_", " "): grid.text(name) for name in several},
         "task": lambda row: task_name(row["task"]),
-        "method": lambda row: named(row, lossless=row["lossless"]),
+        "method": lambda row: row["merged"] or named(row, lossless=row["lossless"]),
         "T": lambda row: f"{row['temperature']:g}",
         "k": grid.text("ks"),
         "scorer": grid.text("scorer"),
@@ -58,3 +61,15 @@ def quality_grid(table: pd.DataFrame, study: str) -> Grid:
     }
     labels, label = len(several) + 5, f"tab:{study}-quality"
     return Grid.of(row_dicts(table), columns, labels=labels, groups=len(several), caption=CAPTION, label=label)
+
+
+def _equal_merged(table: pd.DataFrame) -> pd.DataFrame:
+    """The table with one row for all methods whose texts equal those of the same baseline; column `merged` counts them."""
+    same_texts = ["engine", "pair", "task", "temperature", "batch_size", "scorer", "prompts", "baseline_score"]
+    equal = table["identical"].eq(1)
+    groups = table[equal].groupby(same_texts, sort=False, dropna=False)
+    counts = groups["method"].transform("size").reindex(table.index).fillna(1).astype(int)
+    first = ~(equal & table.duplicated([*same_texts, "identical"]))
+    merged = counts.map(lambda count: f"{count} with equal texts" if count > 1 else "")
+    ks = table["ks"].astype(str).where(merged.eq(""), "–")
+    return table.assign(merged=merged, ks=ks)[first]

@@ -35,6 +35,8 @@ def speed_against_loss(losses: pd.DataFrame, tasks: list[str], sheet: Sheet) -> 
         raise NothingError("no output of this study was scored")
     first = losses.iloc[0]
     losses = base_setting(losses[(losses["engine"] == first["engine"]) & (losses["pair"] == first["pair"])])
+    if losses["identical"].eq(1).all():
+        raise NothingError("every scored output of this study equals plain decoding's")
     scorers = list(losses.groupby("scorer", sort=False))
     columns = sheet.columns(len(scorers), 3)
     figure, axes = make_panels(sheet, -(-len(scorers) // columns), columns, width=4.6, height=3.4)
