@@ -110,9 +110,10 @@ def test_the_host_waits_once_a_round(
     rounds_and_waits(lab, drafter, temperature, 32, monkeypatch)  # every shape is recorded
     few, waits_few = rounds_and_waits(lab, drafter, temperature, 10, monkeypatch)
     many, waits_many = rounds_and_waits(lab, drafter, temperature, 32, monkeypatch)
-    # Lookahead reads its window, which rides along, besides the verdict; what goes over a network passes through the
-    # host: random numbers on their way out, probabilities (converted, then sent) on their way in.
-    allowed = {"lookahead": 2, "remote_draft": 3 if temperature else 1}.get(method, 1)
+    # Besides the verdict, lookahead reads its window, which rides along, and dspark how sure its head is; what goes over
+    # a network passes through the host: random numbers on their way out, probabilities (converted, then sent) on their
+    # way in.
+    allowed = {"lookahead": 2, "dspark": 2, "remote_draft": 3 if temperature else 1}.get(method, 1)
     assert many > few
     assert waits_many - waits_few <= allowed * (many - few)
 
