@@ -13,7 +13,7 @@ FIRST = [
     *["autoregressive", "naive_batching", "draft_model", "adaptive_k", "ngram", "lookahead", "medusa"],
     *["eagle", "eagle2", "tree", "medusa_draft", "eagle3", "suffix", "token_recycling", "remote_draft"],
     *["layer_skip", "rest", "hydra", "suffix_hybrid", "suffix_blend", "p_eagle", "pard", "dflash", "suffix_p_eagle"],
-    "dspark",
+    *["dspark", "mtp"],
 ]
 """The order of methods in tables and legends. Methods that are not in this list come after it (see `listed`)."""
 
