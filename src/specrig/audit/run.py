@@ -6,6 +6,7 @@ A row with a p-value has no verdict yet: `multiple_testing` gives the verdicts w
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
@@ -78,15 +79,11 @@ def audit_exact(study: Study, engine: str, out: Path, processes: int = 1) -> Non
     """Test samples of an engine's methods against the exact distribution, so many methods at a time; writes `out`, one
     row for each of a method's `audited_cells`.
     """
-    by_method: dict[str, list[Cell]] = {}
-    for cell in study.grid.cells:
-        if cell.engine == engine:
-            by_method.setdefault(cell.method, []).append(cell)
-    probes = [probe for cells in by_method.values() for probe in audited_cells(cells)]
+    probes = audited_cells(cell for cell in study.grid.cells if cell.engine == engine)
     if processes == 1:
         outcomes = [_exact(study, probe) for probe in probes]
     else:
-        from specrig.audit import exact  # noqa: F401 - loads torch, once for all that are forked; a thread each: models are tiny
+        from specrig.audit import exact  # noqa: F401 - loads torch, once for all that are forked
 
         with ProcessPoolExecutor(processes, get_context("fork"), _with_one_thread) as pool:
             outcomes = list(pool.map(partial(_exact, study), probes))
@@ -94,16 +91,17 @@ def audit_exact(study: Study, engine: str, out: Path, processes: int = 1) -> Non
 
 
 def _with_one_thread() -> None:
+    """Let this process, and those that its engines start, compute with a thread each: the models are tiny."""
     import torch
 
     torch.set_num_threads(1)
+    os.environ["OMP_NUM_THREADS"] = "1"
 
 
 def _exact(study: Study, probe: Cell) -> Outcome:
     from specrig.audit.exact import LENGTH, exact_test
 
     gc.collect()  # an engine and its drafters refer to each other, and this one may need the memory of the last
-
     build = engines()[probe.engine].build(study.engine_options.get(probe.engine, {}))
     test, ks, note = EXACT, str(probe.k), f" [{build}]" if build else ""
     try:

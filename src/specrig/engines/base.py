@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
@@ -50,6 +50,14 @@ def not_a_chain(title: str, engine: str, cell: Cell) -> str | None:
         if cell.options.get(name, needed) != needed:
             return f"{title} runs {cell.method} only with {name}: {needed} (not {cell.options[name]})"
     return None
+
+
+def too_old(title: str, lacking: Iterable[str]) -> EngineError:
+    """What is raised where the installed version of an engine lacks an option."""
+    names = ", ".join(sorted(lacking))
+    return EngineError(
+        f"the {title} installed here has no {names}: leave it out of `engine_options`, or install a newer one"
+    )
 
 
 class Engine(ABC):

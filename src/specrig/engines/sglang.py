@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 from specrig.cell import Cell
 from specrig.decoding.types import Counts
-from specrig.engines.base import EngineError, foreign, lacks
+from specrig.engines.base import EngineError, foreign, lacks, too_old
 from specrig.engines.head_copies import understood
 from specrig.engines.http import counters
 from specrig.engines.http.client import Completion, HttpEngine
@@ -224,10 +224,7 @@ def _check_installed(field: str) -> None:
     except ImportError:
         return
     if field not in {entry.name for entry in fields(ServerArgs)}:
-        flag = f"--{field.replace('_', '-')}"
-        raise EngineError(
-            f"the SGLang installed here has no {flag}: leave it out of `engine_options`, or install a newer one"
-        )
+        raise too_old("SGLang", [f"--{field.replace('_', '-')}"])
 
 
 def complete(client: Client, body: dict[str, Any], *, incremental: bool = False, patient: bool = False) -> Completion:

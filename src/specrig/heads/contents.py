@@ -43,7 +43,8 @@ EXTRAS: dict[str, Callable[[Any], Shapes]] = {
 """Kind -> the tensors that it may have besides."""
 FOREIGN = (
     ("mtp", "layers for multi-token prediction (MTP)"), ("nextn", "layers for multi-token prediction (MTP)"),
-    ("gemma4dspark", "a DSpark head with Gemma 4's layer"), ("k3dspark", "a DSpark head with Kimi's layer"), ("dflash2", "a DFlash 2 head"), ("domino", "a Domino head"), ("xpress", "an XPress head"),
+    ("gemma4dspark", "a DSpark head with Gemma 4's layer"), ("k3dspark", "a DSpark head with Kimi's layer"),
+    ("dflash2", "a DFlash 2 head"), ("domino", "a Domino head"), ("xpress", "an XPress head"),
     ("mlp_speculator", "an MLP speculator"), ("mlpspeculator", "an MLP speculator"), ("redrafter", "a ReDrafter head"),
     ("deepseek", "a head with DeepSeek's latent attention (MLA)"), ("cohereeagle", "a head with Cohere's layer"),
     ("eaglecohere", "a head with Cohere's layer"), ("llama4", "a head with Llama 4's layer"),
@@ -313,8 +314,8 @@ def head_fault(wanted: str, folder: Path, target: Config) -> str | None:
         return CHECKS[kind](folder) if kind in CHECKS else None
     text = target.get("text_config") if isinstance(target.get("text_config"), dict) else target
     try:
-        if kind == "mtp" and carried(own := read_config(folder, TITLES[kind])):
-            reason = carried_fault(own, target)
+        if kind == "mtp" and carried(config := read_config(folder, TITLES[kind])):
+            reason = carried_fault(config, target)
             return None if reason is None else f"{folder}: {reason}"
         found = describe(folder, kind)
         reason = fault(found, kind, Fits(*(_size(text or {}, *names) for names in _SIZES)))
@@ -330,11 +331,9 @@ def carried_fault(config: Config, target: Config) -> str | None:
     None: they do. Keys of the target that are not known count as the same.
     """
     for key in ("model_type", "hidden_size", "num_hidden_layers", "vocab_size"):
-        own, others = config.get(key), target.get(key)
-        if others is not None and own != others:
-            return (
-                f"its MTP layers are of a model whose {key} is {own}, the target's is {others}: name the target itself"
-            )
+        value, targets = config.get(key), target.get(key)
+        if targets is not None and value != targets:
+            return f"its MTP layers are of a model whose {key} is {value}, the target's is {targets}: name the target itself"
     return None
 
 

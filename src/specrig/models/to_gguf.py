@@ -8,7 +8,7 @@ those of llama.cpp (gguf-py, `constants.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -104,29 +104,17 @@ def write_eagle3(folder: Path, target: dict[str, Any], out: Path, dtype: str) ->
     GGUF's `d2t` holds the target's ids themselves, not their distance from the draft's. Raises ModelError for a head of
     another build.
     """
-    import torch
     from transformers import LlamaConfig
 
-    from specrig.heads import checkpoint, shapes
-    from specrig.runtime.types import DecodingError
+    from specrig.heads import shapes
 
-    try:
-        keys, found = checkpoint.read_head(folder, "eagle3")
-        config = LlamaConfig.from_dict(keys)
-        layers = shapes.read_aux_layers(config, target["num_hidden_layers"])
-    except DecodingError as error:
-        raise ModelError(f"{folder}: {error}") from error
+    config, weights, layers = _read_head(folder, "eagle3", LlamaConfig, shapes.read_aux_layers, target)
+    weights.pop("embed_tokens.weight", None)
     names = EAGLE3 | {f"midlayer.{ours}": f"blk.0.{theirs}" for ours, theirs in LAYER.items()}
-    others = [key for key in shapes.VARIANTS if keys.get(key)]
-    others += sorted(found.keys() - {f"{ours}.weight" for ours in names} - {"d2t", "embed_tokens.weight"})
-    if others:
-        raise ModelError(
-            f"{folder}: an EAGLE-3 head with {', '.join(others)} is not written as GGUF; use another engine"
-        )
-    tensors = {theirs: found[f"{ours}.weight"] for ours, theirs in names.items()}
-    if "d2t" in found:
-        tensors["d2t"] = found["d2t"] + torch.arange(len(found["d2t"]))
-    extra = {"target_layers": list(layers), "target_hidden_size": target["hidden_size"]}
+    variants = [key for key in shapes.VARIANTS if getattr(config, key, False)]
+    renamed = {f"{ours}.weight": theirs for ours, theirs in names.items()}
+    tensors = _renamed(folder, "an EAGLE-3 head", weights, renamed, variants)
+    extra = {"target_layers": layers, "target_hidden_size": target["hidden_size"]}
     _write(out, "eagle3", config, 1, tensors, dtype, extra)
 
 
@@ -134,35 +122,59 @@ def write_blocks(kind: str, folder: Path, target: dict[str, Any], out: Path, dty
     """Write the DFlash or DSpark head (`kind`) in `folder`, as `write_eagle3` does. llama.cpp drafts at most as many tokens
     at once as a block has, the last token aside where it drafts none. Raises ModelError for a head of another build.
     """
-    import torch
     from transformers import Qwen3Config
 
-    from specrig.heads import checkpoint, shapes
-    from specrig.runtime.types import DecodingError
+    from specrig.heads import shapes
 
-    try:
-        keys, found = checkpoint.read_head(folder, kind)
-        config = Qwen3Config.from_dict(keys)
-        layers = shapes.read_target_layers(config, target["num_hidden_layers"])
-    except DecodingError as error:
-        raise ModelError(f"{folder}: {error}") from error
+    config, weights, layers = _read_head(folder, kind, Qwen3Config, shapes.read_target_layers, target)
     inner = LAYER | {f"self_attn.{part}_norm": f"attn_{part}_norm" for part in "qk"}
     names = dict(BLOCKS)
     for index in range(config.num_hidden_layers):
         names |= {f"layers.{index}.{ours}.weight": f"blk.{index}.{theirs}" for ours, theirs in inner.items()}
-    if others := sorted(found.keys() - names.keys() - {"d2t"}):
-        raise ModelError(f"{folder}: a head with {', '.join(others)} is not written as GGUF; use another engine")
-    tensors = {theirs: found[ours] for ours, theirs in names.items() if ours in found}
-    if "d2t" in found:
-        tensors["d2t"] = found["d2t"] + torch.arange(len(found["d2t"]))
+    tensors = _renamed(folder, "a head", weights, names)
     extra = {
-        "target_layers": list(layers),
+        "target_layers": layers,
         "block_size": int(config.block_size),
         "sample_from_anchor": not shapes.first_drafting(config),
         "attention.causal": False,
         "has_confidence_head": "conf_proj" in tensors,
     }
     _write(out, "dflash", config, config.num_hidden_layers, tensors, dtype, extra)
+
+
+def _read_head(
+    folder: Path,
+    kind: str,
+    kind_of_config: Any,
+    read_layers: Callable[[Any, int], Iterable[int]],
+    target: dict[str, Any],
+) -> tuple[Any, dict[str, Tensor], list[int]]:
+    """Configuration and tensors of the head in a folder, and which layers of the target it reads. Raises ModelError."""
+    from specrig.heads import checkpoint
+    from specrig.runtime.types import DecodingError
+
+    try:
+        keys, weights = checkpoint.read_head(folder, kind)
+        config = kind_of_config.from_dict(keys)
+        return config, weights, list(read_layers(config, target["num_hidden_layers"]))
+    except DecodingError as error:
+        raise ModelError(f"{folder}: {error}") from error
+
+
+def _renamed(
+    folder: Path, what: str, weights: dict[str, Tensor], names: dict[str, str], variants: Sequence[str] = ()
+) -> dict[str, Tensor]:
+    """A head's tensors under GGUF's names, of those that it has. variants: keys of its config.json that GGUF has no form
+    of. Raises ModelError for them and for further tensors.
+    """
+    import torch
+
+    if others := [*variants, *sorted(weights.keys() - names.keys() - {"d2t"})]:
+        raise ModelError(f"{folder}: {what} with {', '.join(others)} is not written as GGUF; use another engine")
+    tensors = {theirs: weights[ours] for ours, theirs in names.items() if ours in weights}
+    if "d2t" in weights:
+        tensors["d2t"] = weights["d2t"] + torch.arange(len(weights["d2t"]))
+    return tensors
 
 
 WRITERS: dict[str, Callable[[Path, dict[str, Any], Path, str], None]] = {

@@ -244,9 +244,8 @@ def _csv(text: str, ending: str, source: str) -> Iterator[Row]:
     else:  # the one of these that the header has most often
         sign = max("\t,;|" if ending == ".tsv" else ",;\t|", key=first.count)
     try:
-        with warnings.catch_warnings(
-            action="error", category=pd.errors.ParserWarning
-        ):  # pandas would cut rows that are too long
+        # pandas would cut rows that are too long, with a warning.
+        with warnings.catch_warnings(action="error", category=pd.errors.ParserWarning):
             frame = pd.read_csv(
                 io.StringIO(text), sep=sign, dtype=str, keep_default_na=False, skipinitialspace=True, index_col=False
             )

@@ -6,7 +6,7 @@ Requests come from files, from data sets on the hub, or from the target itself (
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,8 @@ class Request:
 
 
 def requests_of(source: PromptSource, seed: int) -> list[Request]:
-    """The requests of a file or data set, each once and none empty, in an order that depends on their wording and the seed alone.
+    """The requests of a file or data set, each once and none empty, in an order that depends on their wording and the seed
+    alone.
 
     Raises PromptError for rows that cannot be read, and where there are none.
     """
@@ -78,16 +79,17 @@ def _rows(source: PromptSource) -> Iterator[Row]:
 def _from_row(row: dict[str, Any], location: str) -> Request | None:
     """A row's `prompt`, or of its chat what a task would ask (`shapes.chat_of`); None where it is empty."""
     prompt = row.get("prompt")
-    before: tuple[Message, ...] = ()
-    texts: tuple[str, ...] = (prompt,) if isinstance(prompt, str) else ()
-    if not prompt or not texts:
-        chat = chat_of(row, location)
-        if chat is None and not texts:
-            raise PromptError(
-                f"{location}: no prompt to train on; a row needs `prompt` (a text), `turns` (a list of texts), or `messages` or "
-                f"`conversations` (each with who speaks and a text); this one has {', '.join(map(repr, row)) or 'nothing'}"
-            )
-        before, texts = chat.asked(1) if chat is not None else (before, texts)
+    before: Sequence[Message] = ()
+    texts: Sequence[str] = ()
+    if isinstance(prompt, str) and prompt:
+        texts = (prompt,)
+    elif (chat := chat_of(row, location)) is not None:
+        before, texts = chat.asked(1)
+    elif not isinstance(prompt, str):
+        raise PromptError(
+            f"{location}: no prompt to train on; a row needs `prompt` (a text), `turns` (a list of texts), or `messages` or "
+            f"`conversations` (each with who speaks and a text); this one has {', '.join(map(repr, row)) or 'nothing'}"
+        )
     if not texts or not texts[0].strip():
         return None
     turns = tuple({"role": role, "content": text} for role, text in (*before, ("user", texts[0])))

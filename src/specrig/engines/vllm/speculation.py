@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from specrig.cell import Cell
 from specrig.decoding.types import Round
-from specrig.engines.base import EngineError, foreign
+from specrig.engines.base import EngineError, foreign, too_old
 from specrig.engines.head_copies import understood
 from specrig.heads import registry as heads
 from specrig.models.gate import json_object
@@ -99,10 +99,7 @@ def _check_installed(config: dict[str, Any]) -> None:
     if not lacking and config["method"] == "ngram_gpu" and not hasattr(speculative, "NgramGPUTypes"):
         lacking = {"ngram_gpu"}
     if lacking:
-        raise EngineError(
-            f"the vLLM installed here has no {', '.join(sorted(lacking))}: leave it out of `engine_options`, or install a "
-            "newer one"
-        )
+        raise too_old("vLLM", lacking)
 
 
 @dataclass(slots=True)

@@ -33,13 +33,15 @@ class DSparkLearner(DFlashLearner):
         self, settings: DSpark, model: Teacher, teacher: Teacher, vocabulary: Tensor | None, seed: int
     ) -> None:
         super().__init__(settings, model, teacher, vocabulary, seed)
-        rank = settings.markov_rank
-        self.config = checkpoint.head_config(model.config, settings.layers, settings.k, vocabulary, rank)
+        self.config = checkpoint.head_config(
+            model.config, settings.layers, settings.k, vocabulary, settings.markov_rank
+        )
         self.own_output = self.output if vocabulary is None else LMHead(self.output.weight)
-        rank, drafted = self.config.markov_rank, len(self.output.weight)
-        bias = MarkovBias.untrained(model.vocabulary, drafted, rank, seed + 1)
+        rank = self.config.markov_rank  # at most the hidden width
+        bias = MarkovBias.untrained(model.vocabulary, len(self.output.weight), rank, seed + 1)
         assert bias is not None
-        self.markov, reads = bias, model.hidden + rank
+        self.markov = bias
+        reads = model.hidden + rank
         # An optimiser moves each entry by about its rate; so the logit moves by no more than some rates.
         self.confidence = ConfidenceHead(torch.zeros(reads), torch.zeros(1), scale=reads**-0.5)
 
