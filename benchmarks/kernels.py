@@ -1,11 +1,10 @@
-"""Times the passes of a model under every kernel, alternating in one process, and prints them beside the bandwidth
+"""Times the passes of a model in torch and in compiled code, alternating in one process, and prints them beside the bandwidth
 floor.
 
     python benchmarks/kernels.py tests/data/tiny/target --draft tests/data/tiny/draft --dtype float32 bfloat16
 
-For each precision and number of tokens: the median milliseconds of a pass in torch with plain weights, in torch with
-reordered weights and in compiled code, and how many times as fast the compiled pass is as the reordered one (geometric
-mean over repeats, 95 % interval). The floor is the bytes of the weights over the measured bandwidth of reading. With a
+For each precision and number of tokens: the median milliseconds of a pass in torch and in compiled code, and how many times
+as fast the compiled pass is (geometric mean over repeats, 95 % interval). The floor is the bytes of the weights over the measured bandwidth of reading. With a
 draft: c, its one-token pass over the target's.
 """
 
@@ -25,13 +24,12 @@ from specrig.runtime.linear import kernel_choice
 from specrig.runtime.llama_model import LlamaModel
 from specrig.runtime.transformers_model import cached_model
 
-WAYS = {"plain": ("plain", "never"), "reordered": ("reordered", "never"), "compiled": ("reordered", "always")}
+WAYS = {"torch": "never", "compiled": "always"}
 
 
 def load(folder: str, dtype: torch.dtype, way: str) -> LlamaModel:
-    """The model with its kernels pinned."""
-    kernel, compiled = WAYS[way]
-    kernel_choice.pin(kernel, compiled=compiled)  # type: ignore[arg-type]
+    """The model whose passes run in this way."""
+    kernel_choice.pin(compiled=WAYS[way])  # type: ignore[arg-type]
     model = cached_model(AutoModelForCausalLM.from_pretrained(folder, dtype=dtype))
     if not isinstance(model, LlamaModel):
         raise SystemExit(f"{folder}: not Llama-shaped, it has no kernels to choose from")
@@ -94,13 +92,11 @@ def main() -> None:
         dtype = getattr(torch, name)
         models = {way: load(given.target, dtype, way) for way in ways}
         drafts = {way: load(given.draft, dtype, way) for way in ways} if given.draft else {}
-        floor = models["plain"].weight_bytes() / rate / 1e6
+        floor = models["torch"].weight_bytes() / rate / 1e6
         for n in given.widths:
             times = passes(models, n, given.context, given.repeats)
             shown = "  ".join(f"{way} {statistics.median(times[way]) * 1e3:8.3f}" for way in ways)
-            gain = (
-                f"  reordered / compiled {ratio(times['reordered'], times['compiled'])}" if "compiled" in ways else ""
-            )
+            gain = f"  torch / compiled {ratio(times['torch'], times['compiled'])}" if "compiled" in ways else ""
             print(f"{name:9} {n:3} tokens, ms: floor {floor:7.3f}  {shown}{gain}", flush=True)
         if drafts:
             both = passes(

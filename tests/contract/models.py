@@ -131,10 +131,10 @@ class _Operations(TorchDispatchMode):
 def torch_passes(enabled: bool = True) -> Iterator[None]:
     """Models that are made meanwhile run in torch: a GPU has no compiled code, and tracing does not see it."""
     if enabled:
-        kernel_choice.pin("plain", compiled="never")
+        kernel_choice.pin(compiled="never")
     yield
     if enabled:
-        kernel_choice.pin(None)
+        kernel_choice.pin()
 
 
 class Lab:

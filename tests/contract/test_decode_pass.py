@@ -82,7 +82,7 @@ def back_to_timing() -> Iterator[None]:
     if compiled.library() is None:
         pytest.skip("no C compiler here: passes run in torch, which the other tests cover")
     yield
-    kernel_choice.pin(None)
+    kernel_choice.pin()
 
 
 @pytest.fixture(params=[1, 3], ids=["one thread", "three threads"])
@@ -98,7 +98,7 @@ def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 def model(make: Callable[[], Any], way: Any, dtype: torch.dtype = torch.float32) -> LlamaModel:
     torch.manual_seed(0)
-    kernel_choice.pin(None, compiled=way)
+    kernel_choice.pin(compiled=way)
     made = make()
     with torch.no_grad():  # biases begin as zeros and norms as ones, which would hide that they are left out
         for weight in made.parameters():
@@ -149,7 +149,7 @@ def followed(kind: Any, config: Any, target: LlamaModel, way: Any) -> list[torch
     """Logits and predicted features of a head: of two rows of different length, of a step, of two levels of a tree; the same
     behind rows of one length.
     """
-    kernel_choice.pin(None, compiled=way)
+    kernel_choice.pin(compiled=way)
     torch.manual_seed(1)
     weights = untrained(kind)(config, 3, 0.1)
     head: EagleHead = kind(
@@ -179,7 +179,7 @@ def test_drafts_of_eight_bits_say_nearly_what_torch_says(name: str) -> None:
     ways = ("never", torch.float32), ("always", torch.bfloat16)
     exact, usual = (outputs(model(MODELS[name], *way)) for way in ways)
     rounded = model(MODELS[name], "always", torch.bfloat16)
-    kernel_choice.pin(None, compiled="always", draft_weights="int8")
+    kernel_choice.pin(compiled="always", draft_weights="int8")
     assert decode_pass.round_weights(rounded, "draft")
     assert kernel_choice.record()["draft_weights"] == {"draft": "int8"}
     found = outputs(rounded)
@@ -226,9 +226,9 @@ def test_weights_of_eight_bits_are_multiplied_exactly() -> None:
         rounded.norm.fill_(1.0)
     weight = torch.randint(-127, 128, rounded.head.weight.shape).bfloat16()
     weight[:, 0] = 127  # each output's highest
-    kernel_choice.pin(None, compiled="always", draft_weights="int8")
+    kernel_choice.pin(compiled="always", draft_weights="int8")
     assert decode_pass.round_weights(rounded, "draft") and rounded.compiled is not None
-    rounded.compiled.replace_head(Linear(weight, kernel="plain"))
+    rounded.compiled.replace_head(Linear(weight, few_rows=False))
     for width in range(1, 20):
         rounded.start(1, 128)
         tokens = torch.arange(width).unsqueeze(0)
@@ -436,14 +436,14 @@ def test_a_copy_without_layers_sees_no_mask_of_an_earlier_pass() -> None:
 
 
 def test_what_compiled_passes_do_not_know_runs_in_torch() -> None:
-    kernel_choice.pin(None, compiled="always")
+    kernel_choice.pin(compiled="always")
     biased = cached_model(LlamaForCausalLM(LlamaConfig(**SHAPE, mlp_bias=True)))
     assert isinstance(biased, LlamaModel) and biased.compiled is None
 
 
 def test_a_head_leaves_its_targets_kernels_alone() -> None:
     target = model(MODELS["grouped heads"], "never")
-    kernel_choice.pin(None, compiled="always")
+    kernel_choice.pin(compiled="always")
     config = eagle.head_config(target.config)
     head = EagleHead(config, eagle.random_tensors(config, 0), target)
     assert head.compiled is not None and head.head.blocks is not None
@@ -452,9 +452,9 @@ def test_a_head_leaves_its_targets_kernels_alone() -> None:
 
 @pytest.fixture(scope="module")
 def lab() -> Iterator[Lab]:
-    kernel_choice.pin(None, compiled="always")
+    kernel_choice.pin(compiled="always")
     yield shared_lab(vocab_size=40, hidden=64)
-    kernel_choice.pin(None)
+    kernel_choice.pin()
 
 
 @pytest.mark.parametrize("method", sorted(registry()))
@@ -474,7 +474,7 @@ def test_without_a_compiler_passes_run_in_torch(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(compiler.shutil, "which", lambda name: None)
     compiled.library.cache_clear()
     try:
-        kernel_choice.pin(None, compiled="always")
+        kernel_choice.pin(compiled="always")
         assert cached_model(MODELS["grouped heads"]()).compiled is None
     finally:
         compiled.library.cache_clear()

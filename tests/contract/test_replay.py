@@ -247,7 +247,7 @@ def test_in_padded_passes_a_token_does_not_feel_its_neighbours(dtype: torch.dtyp
 
 @pytest.mark.parametrize("direct", [True, False])
 def test_float32_logits_are_those_of_the_hidden_states_as_they_are(direct: bool, tmp_path: Path) -> None:
-    """The head's weights are 64 x 2048 numbers, so that they are reordered where that is possible; the embedding shares
+    """The head's weights are 64 x 2048 numbers, which compiled code multiplies where there is some; the embedding shares
     them.
     """
     source = random_llama(2048, hidden=64, layers=3).to(torch.bfloat16)

@@ -145,7 +145,7 @@ def test_what_does_not_fit_is_refused(target: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("size", [64, 2 * SMALL // 64])
 def test_rows_of_a_layer_are_its_outputs(size: int, dtype: torch.dtype) -> None:
-    """Of a weight that was reordered for the processor, too."""
+    """Of a weight that compiled code multiplies, too."""
     torch.manual_seed(0)
     layer, x = Linear(torch.randn(size, 64).to(dtype), torch.randn(size).to(dtype)), torch.randn(3, 64).to(dtype)
     positions = torch.tensor([5, 0, 63, 17])

@@ -58,9 +58,9 @@ def target(source: Any, request: pytest.FixtureRequest) -> Iterator[Any]:
     """With heads whose passes torch runs, and with heads whose passes compiled code runs, where there is some."""
     if request.param == "always" and not compiled.supports(torch.device("cpu"), torch.float32):
         pytest.skip("no compiled code here")
-    kernel_choice.pin("plain", compiled=request.param)
+    kernel_choice.pin(compiled=request.param)
     yield cached_model(source)
-    kernel_choice.pin(None)
+    kernel_choice.pin()
 
 
 class Numbers:
@@ -574,7 +574,7 @@ def test_other_contents_and_damaged_files_are_named(source: Any, tmp_path: Path)
 
 def test_a_head_as_published_keeps_the_output(source: Any, tmp_path: Path) -> None:
     """Drafts of a head with all that the layouts vary, accepted or not, leave the target's text as it is."""
-    kernel_choice.pin(None)
+    kernel_choice.pin()
     target, r = cached_model(source), Numbers(3)
     w = {"fc.weight": r(D, 3 * D), "norm.weight": r.norm(D), "lm_head.weight": r(VD, D)} | r.layer("layers.0.", 2 * D)
     w |= {f"layers.0.{name}.weight": r.norm(D) for name in ("input_layernorm", "hidden_norm")}

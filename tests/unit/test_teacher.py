@@ -301,7 +301,7 @@ def test_a_writing_that_was_cut_goes_on(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("rows", [40, 700])  # below and above the size at which weights are reordered
+@pytest.mark.parametrize("rows", [40, 700])  # below and above the size from which on compiled code multiplies
 def test_some_outputs_of_a_layer_are_those_of_the_whole(rows: int, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)
     weight, bias = (

@@ -44,9 +44,6 @@ class Native(WeightsEngine):
         float32_logits: bool = False
         """Compute the target's logits in float32 in a pair of lower precision: fewer numerical ties between the two
         best tokens; costs a float32 copy of the LM head."""
-        linear: Literal["auto", "plain", "reordered", "compiled"] = "auto"
-        """Kernel of the matrix products on a processor: torch's own, oneDNN's over reordered weights, our compiled one,
-        or for each shape of weight the one that is fastest when the pair is loaded."""
         compiled: Literal["auto", "always", "never"] = "auto"
         """Whether passes of a few tokens of a small Llama-shaped model run in code that is compiled for this processor,
         which needs gcc or cc; auto: where that is faster when the pair is loaded."""
@@ -63,11 +60,7 @@ class Native(WeightsEngine):
             torch.set_num_threads(threads)
         from specrig.runtime.linear import kernel_choice
 
-        kernel_choice.pin(
-            None if self.options.linear == "auto" else self.options.linear,
-            compiled=self.options.compiled,
-            draft_weights=self.options.draft_weights,
-        )
+        kernel_choice.pin(compiled=self.options.compiled, draft_weights=self.options.draft_weights)
         self.target = self.weights.cached("target", self.device)
         if self.options.padded_passes:
             self.target.pad_passes()

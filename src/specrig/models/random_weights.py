@@ -13,7 +13,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from specrig.models import split
-from specrig.runtime.decode_pass import choose_kernels
+from specrig.runtime.decode_pass import compile_passes
 from specrig.runtime.llama_model import LlamaModel
 from specrig.runtime.model import CachedModel
 from specrig.runtime.transformers_model import cached_model
@@ -54,7 +54,7 @@ def random_model(
     )
     head = embedding if shape.tie_word_embeddings else _filled(model.lm_head, device)
     made = LlamaModel(SimpleNamespace(config=shape, model=parts, lm_head=head), device=device, dtype=dtype)
-    choose_kernels(made)
+    compile_passes(made)
     return made
 
 

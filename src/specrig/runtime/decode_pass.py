@@ -35,8 +35,8 @@ from specrig.runtime.llama_model import LlamaModel
 from specrig.runtime.model import CachedModel, LevelStep, Step
 
 MAX_WEIGHT_BYTES = 1 << 30
-"""Bytes of weights up to which a model gets compiled passes: its weights are then held twice, the second time in a
-library's layout for prompts.
+"""Bytes of weights up to which a model gets compiled passes: its weights are then held twice, the second time as torch
+multiplies prompts with them.
 """
 CONTEXT = 64
 """Tokens before the passes that are timed."""
@@ -76,13 +76,6 @@ class _Pass(Structure):
     ]
 
 
-def choose_kernels(model: LlamaModel) -> None:
-    """Choose what computes: a kernel for each weight, and for decode passes compiled code where that is faster."""
-    for layer in model.linears():
-        layer.set_kernel(kernel_choice.of(layer.weight))
-    compile_passes(model)
-
-
 def compile_passes(model: LlamaModel) -> None:
     """Run decode passes in compiled code from now on, where that is faster."""
     if kernel_choice.compiled == "never" or not supports_model(model):
@@ -90,8 +83,6 @@ def compile_passes(model: LlamaModel) -> None:
     compiled = DecodePass(model)
     if kernel_choice.compiled == "always" or fastest(model, [None, compiled]) is compiled:
         model.compiled = compiled
-        if kernel_choice.pinned not in (None, "compiled"):
-            return
         for layer, blocks in zip(model.linears(), compiled.blocks, strict=True):
             if supports_weight(layer.weight, layer.bias):
                 layer.blocks = blocks  # for products outside these passes
@@ -210,8 +201,8 @@ class DecodePass:
     def _laid_out(self, layer: Linear) -> Tensor:
         """A product's weight as passes read it."""
         if self.eight_bits:
-            return to_eight_bits(layer.dense())
-        return to_blocks(layer.dense()) if layer.blocks is None else layer.blocks
+            return to_eight_bits(layer.weight)
+        return to_blocks(layer.weight) if layer.blocks is None else layer.blocks
 
     def _reset(self) -> None:
         self.scratch = torch.empty(0, dtype=torch.float32)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 
-from specrig.runtime.linear import Kernel, Linear, add_product
+from specrig.runtime.linear import Linear, add_product
 from specrig.runtime.pointwise import Arithmetic, swiglu
 from specrig.runtime.types import DecodingError
 
@@ -61,13 +61,13 @@ class DecoderLayer(nn.Module):
         config: Any,
         *,
         whole: bool = True,
-        kernel: Kernel | None = None,
+        few_rows: bool = True,
     ) -> DecoderLayer:
         """The layer whose weights' names begin with `prefix`, as transformers and checkpoints name them, of a model with
         this configuration.
 
         whole: with the norms of its input and, where it has them, of its queries and keys; else the head makes what
-        attention reads. kernel: see `Linear`. Raises DecodingError where some of the projections that are one product have
+        attention reads. few_rows: see `Linear`. Raises DecodingError where some of the projections that are one product have
         a bias.
         """
 
@@ -77,7 +77,7 @@ class DecoderLayer(nn.Module):
                 raise DecodingError(f"{prefix.rstrip('.')}: some of {', '.join(names)} have a bias, others have none")
             matrices = [weights[f"{prefix}{name}.weight"] for name in names]
             weight = torch.cat(matrices) if len(matrices) > 1 else matrices[0]
-            return Linear(weight, torch.cat(biases) if biases else None, kernel=kernel)
+            return Linear(weight, torch.cat(biases) if biases else None, few_rows=few_rows)
 
         heads = config.num_attention_heads
         return cls(

@@ -86,11 +86,11 @@ class LlamaModel(CachedModel):
         body = model.model
         self.rotary = body.rotary_emb
         self.embedding = body.embed_tokens.weight.detach()
-        self.head = Linear(model.lm_head.weight.detach(), kernel="plain")
+        self.head = Linear(model.lm_head.weight.detach(), few_rows=False)
         self.norm = body.norm.weight.detach()
         self.eps: float = self.config.rms_norm_eps
         self.q_heads: int = self.config.num_attention_heads
-        self.blocks = [DecoderLayer.of(layer.state_dict(), "", self.config, kernel="plain") for layer in body.layers]
+        self.blocks = [DecoderLayer.of(layer.state_dict(), "", self.config, few_rows=False) for layer in body.layers]
         self.skipped: frozenset[int] = frozenset()  # layers left out (`runtime.pruned`)
         self.cos = self.sin = torch.empty(0)
 

@@ -13,7 +13,7 @@ from transformers.cache_utils import Cache
 
 from specrig.runtime import agreement
 from specrig.runtime.cache import KeyValueCache, LayerShape
-from specrig.runtime.decode_pass import choose_kernels, round_weights
+from specrig.runtime.decode_pass import compile_passes, round_weights
 from specrig.runtime.device import Positions, constant, in_each, spans
 from specrig.runtime.linear import Float32Linear
 from specrig.runtime.llama_model import LlamaModel
@@ -121,7 +121,7 @@ def float32_logits(model: CachedModel) -> None:
     in float32.
     """
     if isinstance(model, LlamaModel):
-        model.head = Float32Linear(model.head.dense())
+        model.head = Float32Linear(model.head.weight)
         model.compiled = None  # compiled passes have an LM head of the model's precision
         return
     assert isinstance(model, TransformersModel)
@@ -153,7 +153,7 @@ def cached_model(
     split = any(shape.device is not None for shape in reference.layout)
     if direct and not split and LlamaModel.serves(model.config):
         wrapped = LlamaModel(model, device=device, dtype=model.dtype)
-        choose_kernels(wrapped)
+        compile_passes(wrapped)
     else:
         wrapped = TransformersModel(model, device=device, dtype=model.dtype, layout=reference.layout)
     if tables is not None:
