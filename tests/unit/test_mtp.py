@@ -13,11 +13,13 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast, modeling_layers
 from transformers.cache_utils import DynamicCache
+from transformers.models.glm4_moe import Glm4MoeForCausalLM
 
 from specrig.cell import Cell
 from specrig.decoding.drafters import registry
 from specrig.decoding.loop import generate
 from specrig.engines import registry as engines
+from specrig.errors import EngineError
 from specrig.heads.contents import head_fault
 from specrig.heads.layouts import MTP_LAYERS
 from specrig.heads.mtp.module import CarriedHead, load
@@ -157,6 +159,33 @@ def test_vllm_drafts_what_is_drafted_here(tmp_path: Path) -> None:
         (entry.drafted, entry.accepted) for entry in theirs.rounds[:-1]
     ]
     assert any(entry.accepted for entry in mine.rounds)
+
+
+def test_transformers_drafts_with_the_layers_of_the_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its text is the target's, and of one token a round it accepts what is accepted here. It knows the layers by the numbers
+    that they have in published checkpoints, of 46 and 92 layers.
+    """
+    folder = checkpoint("glm4_moe", tmp_path / "glm")
+    pair = PairFiles("tiny", str(folder), heads={"mtp": folder})
+    cell = Cell(engine="transformers", pair="tiny", method="mtp", k=1, task="t", temperature=0.0, options=EXACT)
+    with engines()["transformers"](pair) as engine, pytest.raises(EngineError, match="of a glm4_moe of 2 layers"):
+        engine.generate(cell, [[3, 5]], max_new_tokens=8, seeds=[0])
+    numbers = [rf"model\.layers\.{LAYERS}.*"]
+    monkeypatch.setattr(Glm4MoeForCausalLM, "_keys_to_ignore_on_load_unexpected", numbers)
+    found = []
+    for name in ("native", "transformers"):
+        cell = Cell(engine=name, pair="tiny", method="mtp", k=1, task="t", temperature=0.0, options=EXACT)
+        with engines()[name](pair) as engine:
+            found.append(engine.generate(cell, [[3, 5, 9, 5, 7, 3, 41]], max_new_tokens=40, seeds=[0])[0])
+            if name == "transformers":
+                with pytest.raises(EngineError, match="this target has 1: set k: 1"):
+                    engine.generate(cell.model_copy(update={"k": 2}), [[3, 5]], max_new_tokens=8, seeds=[0])
+    mine, theirs = found
+    assert mine.tokens == theirs.tokens
+    assert sum(entry.accepted for entry in theirs.rounds) > 0
+    assert [(entry.drafted, entry.accepted) for entry in mine.rounds[:-1]] == [
+        (entry.drafted, entry.accepted) for entry in theirs.rounds[1:-1]
+    ]
 
 
 def test_layers_of_another_model_or_in_another_form_are_refused(tmp_path: Path) -> None:

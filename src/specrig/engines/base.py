@@ -16,6 +16,7 @@ from specrig.decoding.drafters import registry as methods
 from specrig.errors import EngineError as EngineError
 from specrig.heads import registry as heads
 from specrig.heads.base import Foreign
+from specrig.heads.layouts import CARRIED, carried
 from specrig.models.chat_template import prompt_ids
 from specrig.models.pair import PairFiles
 from specrig.models.weights import weights_of
@@ -50,6 +51,19 @@ def not_a_chain(title: str, engine: str, cell: Cell) -> str | None:
         if cell.options.get(name, needed) != needed:
             return f"{title} runs {cell.method} only with {name}: {needed} (not {cell.options[name]})"
     return None
+
+
+def lacks_layers(title: str, engine: str, method: str, config: Mapping[str, Any]) -> str | None:
+    """Why an engine cannot run the method with a target of this config.json, where it drafts with the layers of the target's
+    checkpoint alone; None: it can.
+    """
+    known = foreign(engine).get(method)
+    if known is None or not known.carried or carried(config):
+        return None
+    return (
+        f"{title} drafts for {method} with layers that the target's own checkpoint carries, and its config.json names none "
+        f"({', '.join(CARRIED)}); a head that was trained for it runs in the engine native"
+    )
 
 
 def too_old(title: str, lacking: Iterable[str]) -> EngineError:

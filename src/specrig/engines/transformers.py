@@ -1,4 +1,4 @@
-"""Hugging Face transformers: `generate`, its assisted generation and its prompt lookup.
+"""Hugging Face transformers: `generate`, its assisted generation, its prompt lookup and its MTP layers.
 
 Hooks on the target's forward passes show what was drafted and accepted: a pass gets the last token and the candidates,
 and adds the kept ones to the sequence. In assisted generation prefill verifies candidates too. It counts as a round,
@@ -7,6 +7,7 @@ but its tokens are there before decoding is timed (`Generation.prefill_tokens`).
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
@@ -16,7 +17,7 @@ from pydantic import Field
 
 from specrig.cell import Cell, digest
 from specrig.decoding.types import Generation, Round
-from specrig.engines.base import EngineError, WeightsEngine, foreign, lacks
+from specrig.engines.base import EngineError, WeightsEngine, foreign, lacks, lacks_layers
 from specrig.models import needs
 from specrig.models.hub import tokenizer
 from specrig.models.pair import PairFiles
@@ -124,6 +125,8 @@ class Transformers(WeightsEngine):
         "ngram": "transformers takes the earliest match of the longest suffix, the native method the latest",
         "layer_skip": "transformers leaves out the last layers alone and runs the prompt through the others once more; "
         "the first pass verifies drafts together with the prompt",
+        "mtp": "each of the target's MTP layers drafts one token, and they are read from disk again for each prompt, within "
+        "the time to the first token",
     }
 
     class Options(Settings):
@@ -174,7 +177,11 @@ class Transformers(WeightsEngine):
     @classmethod
     def refuses_model(cls, method: str, config: dict[str, Any]) -> str | None:
         """Assisted generation rolls a cache back; plain generation runs whatever transformers runs."""
-        return needs.unreadable(config) or (needs.recurrent(config) if assisted(method) else None)
+        return needs.unreadable(config) or (
+            (needs.recurrent(config) or lacks_layers("transformers", cls.name, method, config))
+            if assisted(method)
+            else None
+        )
 
     def now(self) -> float:
         """Seconds on a clock that has waited for the device."""
@@ -256,6 +263,8 @@ class Transformers(WeightsEngine):
             sampling |= {"prompt_lookup_num_tokens": cell.k, "max_matching_ngram_size": cell.options.get("n", 3)}
         if cell.method == "layer_skip":
             sampling |= {"assistant_early_exit": self._early_exit(cell)}
+        if cell.method == "mtp":
+            sampling |= {"use_mtp": self._has_layers_for(cell)}
         return GenerationConfig(
             max_new_tokens=max(min(max_new_tokens + cell.k + 1, room), max_new_tokens),
             eos_token_id=sorted(self.eos) or None,
@@ -295,6 +304,28 @@ class Transformers(WeightsEngine):
                 f"list with {self._layers - 1}, and keep layer 0"
             )
         return int(skip[0])
+
+    def _has_layers_for(self, cell: Cell) -> bool:
+        """True. Raises EngineError where the checkpoint has not as many MTP layers as tokens are to be drafted."""
+        from transformers import GenerationConfig
+
+        if not hasattr(GenerationConfig(), "use_mtp"):
+            raise EngineError("mtp: the transformers installed here has no use_mtp: install a newer one")
+        text = self.target.config.get_text_config(decoder=True)
+        layers = getattr(text, "num_mtp_layers", None) or 0
+        patterns = self.target._keys_to_ignore_on_load_unexpected or []  # by these `MtpModel` finds their tensors
+        if not any(re.search(pattern, f"model.layers.{text.num_hidden_layers}.enorm.weight") for pattern in patterns):
+            layers = 0
+        if layers == 0:
+            raise EngineError(
+                f"mtp: transformers reads no MTP layers of a {text.model_type} of {text.num_hidden_layers} layers: leave "
+                "these cells out"
+            )
+        if layers != cell.k:
+            raise EngineError(
+                f"mtp: transformers drafts one token with each MTP layer, and this target has {layers}: set k: {layers}"
+            )
+        return True
 
     def _tokenizers(self) -> dict[str, Any]:
         """What universal assisted generation translates with; empty for a draft of the target's vocabulary."""

@@ -25,7 +25,8 @@ class Mtp(Eagle):
     needs = ("mtp",)
     paper = PaperRound(width=2, passes=1, layers=1, squares=2, outputs=1)
     foreign: ClassVar[Mapping[str, Foreign]] = {
-        "vllm": Foreign("mtp", options={"acceptance": "exact"}, sampled=True, carried=True)
+        "vllm": Foreign("mtp", options={"acceptance": "exact"}, sampled=True, carried=True),
+        "transformers": Foreign("use_mtp", options={"acceptance": "exact"}, sampled=True, carried=True),
     }
 
     class Options(ChainOptions):

@@ -19,13 +19,12 @@ from pydantic import Field, field_validator
 
 from specrig.cell import Cell, digest
 from specrig.decoding.types import Generation
-from specrig.engines.base import EngineError, WeightsEngine, foreign, lacks, not_a_chain
+from specrig.engines.base import EngineError, WeightsEngine, lacks, lacks_layers, not_a_chain
 from specrig.engines.logs import EngineLog
 from specrig.engines.vllm import cpu_sampling
 from specrig.engines.vllm.arguments import arguments
 from specrig.engines.vllm.processes import Processes, intel_openmp, placing, quiet_llvmlite, resident_mb
 from specrig.engines.vllm.speculation import ARCTIC, Request, Schedule, speculation_of
-from specrig.heads.layouts import CARRIED, carried
 from specrig.models.pair import PairFiles
 from specrig.settings import Settings
 
@@ -132,13 +131,7 @@ class Vllm(WeightsEngine):
     @classmethod
     def refuses_model(cls, method: str, config: dict[str, Any]) -> str | None:
         """Targets without layers of their own to draft with, where vLLM has no others."""
-        known = foreign(cls.name).get(method)
-        if known is None or not known.carried or carried(config):
-            return None
-        return (
-            f"vLLM drafts for {method} with layers that the target's own checkpoint carries, and its config.json names none "
-            f"({', '.join(CARRIED)}); a head that was trained for it runs in the engine native"
-        )
+        return lacks_layers("vLLM", cls.name, method, config)
 
     @classmethod
     def refuses_other_vocabulary(cls, cell: Cell) -> str | None:
