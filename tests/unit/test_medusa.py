@@ -86,7 +86,7 @@ def counter(tmp_path_factory: pytest.TempPathFactory) -> tuple[TrainedPair, list
     folder = tmp_path_factory.mktemp("counter")
     model = random_llama(PERIOD, layers=1, hidden=64, intermediate=96, context=128)
     settings = MedusaRecipe(heads=4, own_lm_heads=True)
-    schedule = Optimisation(steps=120, batch=8, lr=0.01)
+    schedule = Optimisation(steps=70, batch=8, lr=0.01)
     optimizer = Optimizer(model, schedule, outer(model))
     for step in range(schedule.steps):
         texts = cycles(8 + step, 33)

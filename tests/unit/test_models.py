@@ -353,7 +353,7 @@ def test_samples_follow_the_target_with_a_draft_that_lacks_tokens(method: str, p
 
     k, options = METHODS[method]
     with Native(PairFiles("p", *map(str, pair)), threads=1) as engine:
-        target, prompt, rows = engine.target, [97], 4_000
+        target, prompt, rows = engine.target, [97], 2_000
         target.start(1, 8)
         first = torch.softmax(target.forward(torch.tensor([prompt]))[0][0, -1].double(), -1)
         token = int(first.argmax())
@@ -369,7 +369,7 @@ def test_samples_follow_the_target_with_a_draft_that_lacks_tokens(method: str, p
                 if row.tokens[0] == token:
                     given += 1
                     counts[row.tokens[1]] += 1
-    assert given > 200 and expected[259:].sum() > 0
+    assert given > 100 and expected[259:].sum() > 0
     likely = expected * given >= 5
     observed = [*counts[likely].tolist(), float(counts[~likely].sum())]
     wanted = [*(expected[likely] * given).tolist(), float(expected[~likely].sum() * given)]

@@ -63,8 +63,9 @@ def generated(model: Any, prompt: list[int], new: int) -> list[int]:
     return [int(token) for token in found[0, len(prompt) :]]
 
 
-@pytest.mark.parametrize("kind", ["phi3", "llama"])
-@pytest.mark.parametrize(("length", "new"), [(5, 28), (33, 20), (60, 20), (4, 8)])
+@pytest.mark.parametrize(
+    ("kind", "length", "new"), [("phi3", 5, 28), ("phi3", 33, 20), ("llama", 4, 8), ("llama", 5, 28), ("llama", 60, 20)]
+)
 def test_each_side_of_the_switch_equals_generate(
     kind: str, length: int, new: int, longrope: dict[str, tuple[Path, Any]]
 ) -> None:

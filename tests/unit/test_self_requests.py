@@ -68,7 +68,7 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<|start|> assistant{% endif %}"
 )
 SETTINGS: dict[str, Any] = {
-    "text": {"sequences": 40, "sequence": 200, "heldout_sequences": 6, "batch": 8, "temperatures": [0.0, 1.0]},
+    "text": {"sequences": 24, "sequence": 200, "heldout_sequences": 6, "batch": 8, "temperatures": [0.0, 1.0]},
     "own_requests": {"tokens": 90, "turns": 0.6},
 }
 
@@ -239,8 +239,8 @@ def source(folder: Path, target: Path, without: frozenset[str] = frozenset(), **
 
 def test_what_a_target_writes_by_itself(written: Path, target: Path) -> None:
     there, cut = source(written, target), opened(target)
-    texts = there.texts("train", 40)
-    assert len(texts) == 40 and {text.temperature for text in texts} == {0.0, 1.0}
+    texts = there.texts("train", 24)
+    assert len(texts) == 24 and {text.temperature for text in texts} == {0.0, 1.0}
     assert any(len(text.requests) > 1 for text in texts), "conversations of several turns"
     for text in texts:
         assert len(text.tokens) <= 201 and text.spans[-1][1] == len(text.tokens)
@@ -252,7 +252,7 @@ def test_what_a_target_writes_by_itself(written: Path, target: Path) -> None:
         whole_text = cut.text(text.tokens)
         assert all(normalized(turn) in normalized(whole_text) and is_request(turn, cut.special) for turn in turns)
     found = read_text(written)
-    assert found.train.tokens.shape == (40, 201) and len(found.heldout.tokens) == 6
+    assert found.train.tokens.shape == (24, 201) and len(found.heldout.tokens) == 6
     heldout = there.texts("heldout", 6)
     asked = [normalized("\n".join(text.requests)) for text in (*texts, *heldout)]
     assert len(set(asked)) == len(asked) and {text.temperature for text in heldout} == {0.0}
@@ -262,17 +262,17 @@ def test_more_texts_are_appended(written: Path, target: Path, tmp_path: Path) ->
     folder = Path(shutil.copytree(written, tmp_path / "more"))
     (file,) = (folder / "text").glob("*.jsonl")
     before = file.read_bytes()
-    write_text(recipe(text=SETTINGS["text"] | {"sequences": 60}), folder, target)
-    assert file.read_bytes().startswith(before) and len(read_text(folder).train.tokens) == 60
+    write_text(recipe(text=SETTINGS["text"] | {"sequences": 32}), folder, target)
+    assert file.read_bytes().startswith(before) and len(read_text(folder).train.tokens) == 32
     assert torch.equal(read_text(folder).heldout.tokens, read_text(written).heldout.tokens)
     assert source(folder, target, seed=1).file != file, "of other settings it is another file"
 
 
 def test_nothing_evaluated_is_in_it(written: Path, target: Path) -> None:
     """Also where a study evaluates something that the texts were written without knowing of."""
-    texts = source(written, target).texts("train", 40)
+    texts = source(written, target).texts("train", 24)
     left = source(written, target, frozenset({normalized(texts[0].requests[0])}))
-    assert left.overlap.near(texts[0].requests[0]) and texts[0] not in left.texts("train", 40)
+    assert left.overlap.near(texts[0].requests[0]) and texts[0] not in left.texts("train", 24)
 
 
 def test_the_plan_counts_requests_that_are_dropped(workplace: Path) -> None:

@@ -272,46 +272,40 @@ def gone(pids: list[int]) -> bool:
     return not [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
 
 
-def test_a_server_is_started_with_its_flags_and_leaves_nothing_behind(native: Native) -> None:
+def family(server: ServerProcess) -> list[int]:
+    """The ids of a server and its worker."""
+    children = psutil.Process(server.process.pid).children(recursive=True)
+    return [server.process.pid, *(child.pid for child in children)]
+
+
+def test_a_server_is_started_with_its_flags_again_when_it_died_and_leaves_nothing_behind(native: Native) -> None:
     with Launched(PairFiles("p", str(STORIES), str(STORIES))) as engine:
         prompt = engine.encode(PROMPT)
-        drafted = cell("sglang", "draft_model", K)
+        drafted, plain = cell("sglang", "draft_model", K), cell("sglang", "autoregressive", 0)
         got = engine.generate(drafted, [prompt], max_new_tokens=21, seeds=[0])[0]
         first = engine._server
         assert first is not None
-        family = [
-            first.process.pid,
-            *(child.pid for child in psutil.Process(first.process.pid).children(recursive=True)),
-        ]
-        assert len(family) == 2 and os.getpgid(first.process.pid) == first.process.pid != os.getpgid(0)
+        started = family(first)
+        assert len(started) == 2 and os.getpgid(first.process.pid) == first.process.pid != os.getpgid(0)
         assert engine.generate(drafted, [prompt], max_new_tokens=4, seeds=[0]) and engine._server is first, (
             "k is as before"
         )
         # A draft that is the target: 4 rounds of 5 tokens after the first.
         assert got.tokens == expected(native, "autoregressive", 0, 21).tokens
         assert got.counts == Counts(4, 16, 16, [4, 4, 4, 4])
-        engine.generate(cell("sglang", "autoregressive", 0), [prompt], max_new_tokens=4, seeds=[0])
+        engine.ready(plain)
         second = engine._server
-        assert second is not None and second is not first and gone(family), "one server at a time"
-        family = [
-            second.process.pid,
-            *(child.pid for child in psutil.Process(second.process.pid).children(recursive=True)),
-        ]
-    assert gone(family) and not second.engine_log.path.exists()
-
-
-def test_a_server_that_dies_while_it_answers_is_quoted_and_started_again() -> None:
-    with Launched(PairFiles("p", str(STORIES))) as engine:
-        prompt = engine.encode(PROMPT)
-        known = cell("sglang", "autoregressive", 0)
-        engine.ready(known)
-        assert engine._server is not None
-        (worker,) = psutil.Process(engine._server.process.pid).children()
-        threading.Timer(0.2, os.kill, (engine._server.process.pid, signal.SIGKILL)).start()
+        assert second is not None and second is not first and gone(started), "one server at a time"
+        started = family(second)
+        threading.Timer(0.2, os.kill, (second.process.pid, signal.SIGKILL)).start()
         with pytest.raises(EngineError, match=r"was killed by SIGKILL .*while it answered .*its log ends with: \w"):
-            engine.generate(known, [prompt], max_new_tokens=450, seeds=[0])
-        assert len(engine.generate(known, [prompt], max_new_tokens=8, seeds=[0])[0].tokens) == 8
-        assert gone([worker.pid]), "the dead server's worker went with it"
+            engine.generate(plain, [prompt], max_new_tokens=450, seeds=[0])
+        assert len(engine.generate(plain, [prompt], max_new_tokens=8, seeds=[0])[0].tokens) == 8
+        assert gone(started), "the dead server's worker went with it"
+        third = engine._server
+        assert third is not None
+        started = family(third)
+    assert gone(started) and not third.engine_log.path.exists()
 
 
 def test_a_launch_that_fails_quotes_the_log() -> None:
@@ -328,7 +322,7 @@ def test_a_launch_that_fails_quotes_the_log() -> None:
 def test_another_process_that_answers_at_the_port_makes_no_server_ready() -> None:
     stranger = ThreadingHTTPServer(("127.0.0.1", 0), SimpleHTTPRequestHandler)
     threading.Thread(target=stranger.serve_forever, daemon=True).start()
-    script = "import sys, time; time.sleep(2); sys.exit('address already in use')"
+    script = "import sys, time; time.sleep(1); sys.exit('address already in use')"
     try:
         with pytest.raises(EngineError, match=r"ended with status 1 before it was ready; .*address already in use"):
             ServerProcess([sys.executable, "-c", script], f"http://127.0.0.1:{stranger.server_port}", health="/")

@@ -108,7 +108,7 @@ def turns_of(study: Study, slug: str, engine: str = "server") -> list[Turn]:
 
 
 def test_a_closed_loop_keeps_so_many_requests_under_way(make_study: MakeStudy, urls: dict[str, str]) -> None:
-    study = make_study({"concurrency": [1, 3], "requests": 10, "warmup": 2, "turns": 2}, servers=named(urls))
+    study = make_study({"concurrency": [1, 3], "requests": 8, "warmup": 2, "turns": 2}, servers=named(urls))
     measure_traffic(study, "server", "p", "ngram")
     assert list(index_of(study)["points"]) == ["t-k4-t0-b1-c1", "t-k4-t0-b1-c3"] and not index_of(study)["failed"]
     for at_once, warm in ((1, 2), (3, 3)):
@@ -116,7 +116,7 @@ def test_a_closed_loop_keeps_so_many_requests_under_way(make_study: MakeStudy, u
         # They take turns, and each begins as often as the other.
         assert [(turn.turn, turn.is_baseline) for turn in turns] == [(0, True), (0, False), (1, False), (1, True)]
         for turn in turns:
-            assert len(turn.counted) == 5 and turn.client_cpu_s > 0
+            assert len(turn.counted) == 4 and turn.client_cpu_s > 0
             assert sum(request.part == "warm-up" for request in turn.requests) == warm
             assert all(len(request.tokens) == 12 and not request.error for request in turn.requests)
             assert all(request.due_s <= request.sent_s < request.first_s <= request.last_s for request in turn.requests)  # type: ignore[operator]
@@ -173,20 +173,28 @@ def test_a_failure_without_a_message_is_a_failure() -> None:
     )
 
 
-def test_an_open_loop_sends_at_its_own_pace(make_study: MakeStudy, urls: dict[str, str]) -> None:
-    study = make_study({"rate": [40.0], "requests": 60, "turns": 1, "burstiness": 0.5}, servers=named(urls))
-    measure_traffic(study, "server", "p", "ngram")
-    baseline, method = turns_of(study, "t-k4-t0-b1-r40")
-    due = [[request.due_s for request in turn.requests][:60] for turn in (baseline, method)]
-    assert due[0] == due[1], "both see the same arrivals"
-    gaps = np.diff(due[0])
-    assert 0.6 / 40 < gaps.mean() < 1.6 / 40 and gaps.std() > 0.9 * gaps.mean()
-    assert all(request.sent_s >= request.due_s for request in method.requests)
+def test_an_open_loop_sends_at_its_own_pace() -> None:
+    """Whatever the server does, here a server that answers late."""
+
+    def sent(seed: int) -> Requests:
+        requests = Requests(answer_late, ["0"], warmup=0, counted=60, at_once=1)
+        open_loop(requests, 400.0, 0.5, seed)
+        return requests
+
+    def answer_late(_: int) -> Completion:
+        time.sleep(0.02)  # eight arrivals
+        return Completion([1], [(0.0, 1)])
+
+    one, same, other = ([request.due_s for request in sent(seed).found][:60] for seed in (0, 0, 1))
+    assert one == same != other, "two turns of a seed see the same arrivals"
+    gaps = np.diff(one)
+    assert 0.6 / 400 < gaps.mean() < 1.6 / 400 and gaps.std() > 0.9 * gaps.mean()
+    assert all(request.sent_s >= request.due_s for request in sent(0).found)
 
 
 def test_stalls_are_counted_time_outs_and_nothing_hangs(make_study: MakeStudy, urls: dict[str, str]) -> None:
     servers = named(urls, stall_every=4, stall_s=3.0)
-    study = make_study({"concurrency": [2], "requests": 12, "turns": 1, "timeout_s": 1.5}, servers=servers)
+    study = make_study({"concurrency": [2], "requests": 6, "warmup": 2, "turns": 1, "timeout_s": 1.5}, servers=servers)
     measure_traffic(study, "server", "p", "ngram")
     _, method = turns_of(study, "t-k4-t0-b1-c2")
     failed = [request for request in method.requests if request.error]
@@ -196,9 +204,9 @@ def test_stalls_are_counted_time_outs_and_nothing_hangs(make_study: MakeStudy, u
 
 def test_a_server_that_answers_nothing_fails_the_point_soon(make_study: MakeStudy, urls: dict[str, str]) -> None:
     servers = named(urls, stall_every=1, stall_s=3.0)
-    study = make_study({"concurrency": [4], "requests": 500, "turns": 1, "timeout_s": 1.5}, servers=servers)
+    study = make_study({"concurrency": [4], "requests": 30, "warmup": 0, "turns": 1, "timeout_s": 1.5}, servers=servers)
     measure_traffic(study, "server", "p", "ngram")
-    # Of 500: eight failed in a row, while up to three more were under way.
+    # Of 30: eight failed in a row, while up to three more were under way.
     assert re.search(r"\b0 answers to (8|9|10|11) requests", index_of(study)["failed"]["t-k4-t0-b1-c4"])
 
 
@@ -250,7 +258,7 @@ def test_an_error_of_one_request_ends_the_turn() -> None:
 
 
 def test_a_load_whose_file_was_changed_is_measured_again(make_study: MakeStudy, urls: dict[str, str]) -> None:
-    study = make_study({"concurrency": [1, 2], "requests": 2, "turns": 1}, servers=named(urls))
+    study = make_study({"concurrency": [1, 2], "requests": 2, "warmup": 0, "turns": 1}, servers=named(urls))
     measure_traffic(study, "server", "p", "ngram")
     kept, changed = (study.root / "traffic/server/p/ngram" / f"t-k4-t0-b1-c{load}.jsonl" for load in (1, 2))
     before = kept.read_text()
@@ -460,11 +468,12 @@ def test_an_open_loop_that_outruns_the_server_is_marked(seconds: float, saturate
 
 
 def test_intervals_of_medians_hold_the_truth_as_often_as_they_say() -> None:
+    """Of 50 intervals of 95 %; those of a coverage of 75 % would fail here in nineteen of twenty such tests."""
     held = 0
-    for seed in range(200):
+    for seed in range(50):
         row = traffic_table([turns_at(4, {True: 1.0, False: 1.0}, 300, seed=seed)], Limits()).iloc[1]
         held += row["latency_p50_low"] <= 1.0 <= row["latency_p50_high"]
-    assert held >= 180
+    assert held >= 43
 
 
 def test_where_speculation_stops_paying_is_read_between_two_loads() -> None:
@@ -487,7 +496,7 @@ def test_where_speculation_stops_paying_is_read_between_two_loads() -> None:
 
 def test_a_study_has_its_traffic_in_tables_figure_and_page(make_study: MakeStudy, urls: dict[str, str]) -> None:
     study = make_study(
-        {"concurrency": [1, 2], "rate": [30], "requests": 60, "turns": 3, "goodput": {"latency_s": 5}},
+        {"concurrency": [1, 2], "rate": [30], "requests": 20, "warmup": 2, "turns": 1, "goodput": {"latency_s": 5}},
         servers=named(urls),
     )
     measure(study, "server", "p", ["ngram"])
@@ -516,7 +525,7 @@ def test_a_study_has_its_traffic_in_tables_figure_and_page(make_study: MakeStudy
 
 
 def test_the_audit_judges_answers_under_load(make_study: MakeStudy, urls: dict[str, str]) -> None:
-    study = make_study({"concurrency": [2], "requests": 6, "turns": 1}, servers=named(urls))
+    study = make_study({"concurrency": [2], "requests": 6, "warmup": 0, "turns": 1}, servers=named(urls))
     measure(study, "server", "p", ["ngram"])
     measure_traffic(study, "server", "p", "ngram")
     (point,) = study_turns(study.root)[0].values()

@@ -17,19 +17,20 @@ from specrig.training.fit import train_jointly
 from specrig.training.recipe import Recipe
 from specrig.training.target_text import read_text, write_text
 
-HEAD = {"steps": 10, "batch": 4}
+HEAD = {"steps": 4, "batch": 4}
 RECIPE = Recipe.model_validate(
     {
         **TAUGHT,
+        "draft_training": HEAD,
         "text": {"sequences": 12, "heldout_sequences": 8, "sequence": 96, "batch": 5},
-        "medusa": HEAD | {"joint": {"steps": 4}},
+        "medusa": HEAD | {"joint": {"steps": 3}},
         "eagle": HEAD,
         "eagle3": HEAD,
         "dflash": HEAD,
         "p_eagle": HEAD,
         "hydra": HEAD,
         "pard": HEAD,
-        "layer_skip": {"texts": 2, "tokens": 32, "candidates": 2, "most": 0.3},
+        "layer_skip": {"texts": 2, "tokens": 16, "candidates": 1, "most": 0.3},
     }
 )
 GPU = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))

@@ -15,7 +15,7 @@ from specrig.decoding.types import Draft
 from specrig.decoding.verify import verify
 from specrig.decoding.verify_traversal import traversal_weights
 
-V, LENGTH, ROWS = 3, 4, 20_000
+V, LENGTH, ROWS = 3, 4, 4_000
 TREES = [[-1, -1, 0, 0, 1, 2], [-1, 0, 1], [-1, -1, -1], [-1, -1, 1, 1, 0, 3], [-1, 0, 0, 1, 2, 2]]
 
 
@@ -140,8 +140,9 @@ def sampled(parents: list[int], p: Tensor, q: Tensor) -> tuple[Draft, Tensor]:
     return Draft(drawn, [parents] * ROWS, sources(drawn, parents, q).float()), logits
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, 1])
 def test_verify_accepts_what_the_weights_say_and_more_than_token_by_token(seed: int) -> None:
+    """Of 4,000 rows: 0.03 tokens more or fewer a row are seen, and a bias of POWER in the first two tokens."""
     p, q = world(seed)
     parents = TREES[0]
     draft, logits = sampled(parents, p, q)

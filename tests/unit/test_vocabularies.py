@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
+from runs import imported
 from specrig.audit.toy_pair import OTHER_TOKENS, PROMPT, TARGET_TOKENS, build_other
 from specrig.cell import Cell
 from specrig.decoding import vocabularies
@@ -134,7 +135,9 @@ def test_greedy_output_is_plain_decodings(engine: Native, way: str) -> None:
         assert sum(entry.accepted for one in made for entry in one.rounds) > 10, method
 
 
-def test_a_service_drafts_as_the_drafter_here_does(engine: Native) -> None:
+def test_a_service_drafts_as_the_drafter_here_does(engine: Native, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in imported().items():
+        monkeypatch.setenv(name, value)
     for way, temperature in (("intersection", 1.0), ("strings", 0.0)):
         here, there = (
             engine.generate(
