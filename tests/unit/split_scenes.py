@@ -44,9 +44,10 @@ SHAPE = {
     "model_type": "llama", "vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4,
     "num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 64, "tie_word_embeddings": True,
 }  # fmt: skip
-METHODS = sorted(registry().keys() - REMOTE)
-
-SAMPLED = ("autoregressive", "draft_model", "eagle2", "layer_skip", "tree")
+ALIKE = {"adaptive_k", "naive_batching", "rest", "suffix", "suffix_blend", "suffix_hybrid", "suffix_p_eagle"}
+"""They use the target's tensors as another method does."""
+METHODS = sorted(registry().keys() - REMOTE - ALIKE)
+SAMPLED = ("draft_model", "layer_skip", "tree")
 """Methods that are also tried above temperature 0."""
 
 
@@ -57,7 +58,7 @@ def _cell(method: str, k: int, **options: Any) -> Cell:
 
 def _decoded(engine: Any, cell: Cell) -> list[tuple[list[int], list[int]]]:
     """Of each prompt the tokens, and how many of a round's drafted ones were accepted."""
-    made = engine.generate(cell, PROMPTS[: cell.batch_size], max_new_tokens=24, seeds=[3, 4][: cell.batch_size])
+    made = engine.generate(cell, PROMPTS[: cell.batch_size], max_new_tokens=8, seeds=[3, 4][: cell.batch_size])
     return [(generation.tokens, [each.accepted for each in generation.rounds]) for generation in made]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from flaws import METHODS, Flaw, cell, chosen, planted, tried
+from flaws import METHODS, SLOWLY_SEEN, STEPS, Flaw, cell, chosen, planted, tried
 
 from specrig.audit import exact
 from specrig.audit.distribution import ChiSquared, g_test, next_token_test, rank_test
@@ -31,8 +31,12 @@ def toy_pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("label", ["autoregressive", *METHODS])
 def test_right_methods_pass_and_every_part_of_a_sampler_works(toy_pair: Path, label: str) -> None:
-    """Drafts are rejected at once, in their midst and not at all; there are rounds beyond the first."""
-    native, found = generations(label, toy_pair, 2048)
+    """Drafts are rejected at once, in their midst and not at all; there are rounds beyond the first.
+
+    So whatever is wrong in a sampler has its chance to show. 512 samples show a bias of 0.16 in total variation at one of
+    the tokens; what is fainter is for `test_verify` and for the audit of a study, which draws 40 times as many.
+    """
+    native, found = generations(label, toy_pair)
     assert exact.evaluate(native.target, found, 1.0).p_value > ALARM
     if label in METHODS:
         rounds = [entry for generation in found for entry in generation.rounds if entry.depth and not entry.cut]
@@ -44,7 +48,8 @@ def test_right_methods_pass_and_every_part_of_a_sampler_works(toy_pair: Path, la
 
 @pytest.mark.parametrize(("flaw", "label"), [pytest.param(*one, id=f"{one[0].name}-{one[1]}") for one in chosen()])
 def test_wrong_samplers_are_caught(toy_pair: Path, flaw: Flaw, label: str) -> None:
-    test = tried(flaw, label, toy_pair)
+    steps = [samples for samples in STEPS if samples >= SLOWLY_SEEN.get(flaw.name, 0)]
+    test = tried(flaw, label, toy_pair, steps)
     assert test is None or test.p_value < FAMILY_WISE / 35, "the level of the smallest p-value of a study with 35 tests"
 
 
@@ -262,8 +267,8 @@ def test_equal_probabilities_share_their_stretch() -> None:
 
 def test_uniformity_keeps_its_level_for_a_handful_of_tokens_and_sees_what_it_says() -> None:
     rng = np.random.default_rng(0)
-    p_values = np.array([uniformity(rng.random(30)).p_value for _ in range(4000)])
-    assert abs((p_values < 0.05).mean() - 0.05) < 0.015
+    p_values = np.array([uniformity(rng.random(30)).p_value for _ in range(1000)])
+    assert abs((p_values < 0.05).mean() - 0.05) < 0.025  # a level of 0.03 or 0.08 instead of 0.05 is seen
     shift = float(uniformity(rng.random(200)).describe(ALARM).split("a shift of ")[1].split()[0])
     low = rng.random((400, 200)) < 0.5 + shift
     shifted = np.where(low, 0.5 * rng.random((400, 200)), 0.5 + 0.5 * rng.random((400, 200)))
@@ -274,7 +279,7 @@ def test_uniformity_keeps_its_level_for_a_handful_of_tokens_and_sees_what_it_say
 def test_outputs_that_share_their_seeds_do_not_fail_more_often() -> None:
     """As those of a prompt for every k: pooled, five copies of a sample would count as five times as many draws."""
     rng = np.random.default_rng(0)
-    samples = [rng.random(60) for _ in range(2000)]
+    samples = [rng.random(60) for _ in range(300)]  # the pooled test fails in more than 50 of them
     found = np.array([uniformity(*[values] * 5).p_value for values in samples])
     pooled = np.array([uniformity(np.tile(values, 5)).p_value for values in samples])
     assert (found < 0.05).mean() <= 0.05 < (pooled < 0.05).mean() / 4
