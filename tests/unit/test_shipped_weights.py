@@ -19,7 +19,7 @@ from specrig.tasks.trained_on import trained_on
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = sorted(path.parent for path in (ROOT / "weights").glob("*/*/config.json"))
-REQUESTS = ["Write a Python function that adds two numbers.", "Tell me a story about a fox and a river."]
+REQUEST = "Write a Python function that adds two numbers."
 
 
 def test_they_are_small_enough_to_clone() -> None:
@@ -65,12 +65,8 @@ def test_the_default_studys_methods_draft_for_its_model(
     heads = {name: Path(folder) for name, folder in row.head_folders.items()}
     engine = Native(PairFiles(row.pair, str(target), row.draft, dtype=row.dtype, heads=heads))
     tokenizer = engine.weights.tokenizer
-    prompts = [
-        tokenizer.apply_chat_template(
-            [{"role": "user", "content": text}], add_generation_prompt=True, return_dict=False
-        )
-        for text in REQUESTS
-    ]
+    asked = [{"role": "user", "content": REQUEST}]
+    prompt = tokenizer.apply_chat_template(asked, add_generation_prompt=True, return_dict=False)
     outputs = {}
     tree = {"nodes": "auto"}
     for method, k, own in (
@@ -79,10 +75,8 @@ def test_the_default_studys_methods_draft_for_its_model(
     ):  # fmt: skip
         options = registry()[method].Options.model_validate(own).model_dump()
         cell = Cell(engine="native", pair=row.pair, method=method, k=k, task="code", temperature=0.0, options=options)
-        found = [engine.generate(cell, [prompt], max_new_tokens=24, seeds=[0])[0] for prompt in prompts]
-        outputs[method, k] = [each.tokens for each in found]
-        if k:
-            emitted = sum(len(each.tokens) - 1 for each in found)
-            assert emitted / sum(len(each.rounds) for each in found) > 1.2, f"{method}: tokens a round"
+        (found,) = engine.generate(cell, [prompt], max_new_tokens=32, seeds=[0])
+        outputs[method, k] = found.tokens
+        assert not k or (len(found.tokens) - 1) / len(found.rounds) > 1.2, f"{method}: tokens a round"
     if engine.target.compiled is not None:  # there a token's logits have the same bits in passes of any width
         assert all(tokens == outputs["autoregressive", 0] for tokens in outputs.values())

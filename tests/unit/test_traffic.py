@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -82,13 +82,30 @@ def make_study(workplace: Path) -> MakeStudy:
 
 
 @pytest.fixture(scope="module")
-def urls() -> Iterator[dict[str, str]]:
+def native() -> Native:
+    return Native(PairFiles("p", str(STORIES), str(STORIES)), threads=1)
+
+
+@contextmanager
+def serving(native: Native) -> Iterator[dict[str, str]]:
     """Method -> the address of a server that runs it."""
-    native = Native(PairFiles("p", str(STORIES), str(STORIES)), threads=1)
     servers = {method: InferenceServer(native, method, k).run() for method, k in (("autoregressive", 0), ("ngram", K))}
     yield {method: server.url for method, server in servers.items()}
     for server in servers.values():
         server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def urls(native: Native) -> Iterator[dict[str, str]]:
+    with serving(native) as addresses:
+        yield addresses
+
+
+@pytest.fixture
+def stalling(native: Native) -> Iterator[dict[str, str]]:
+    """Addresses of servers for one test: they go on with what a client gave up."""
+    with serving(native) as addresses:
+        yield addresses
 
 
 def named(urls: dict[str, str], **fields: Any) -> list[dict[str, Any]]:
@@ -192,8 +209,8 @@ def test_an_open_loop_sends_at_its_own_pace() -> None:
     assert all(request.sent_s >= request.due_s for request in sent(0).found)
 
 
-def test_stalls_are_counted_time_outs_and_nothing_hangs(make_study: MakeStudy, urls: dict[str, str]) -> None:
-    servers = named(urls, stall_every=4, stall_s=3.0)
+def test_stalls_are_counted_time_outs_and_nothing_hangs(make_study: MakeStudy, stalling: dict[str, str]) -> None:
+    servers = named(stalling, stall_every=4, stall_s=3.0)
     study = make_study({"concurrency": [2], "requests": 6, "warmup": 2, "turns": 1, "timeout_s": 1.5}, servers=servers)
     measure_traffic(study, "server", "p", "ngram")
     _, method = turns_of(study, "t-k4-t0-b1-c2")
@@ -202,16 +219,18 @@ def test_stalls_are_counted_time_outs_and_nothing_hangs(make_study: MakeStudy, u
     assert len(method.requests) - len(failed) == sum(bool(request.tokens) for request in method.requests)
 
 
-def test_a_server_that_answers_nothing_fails_the_point_soon(make_study: MakeStudy, urls: dict[str, str]) -> None:
-    servers = named(urls, stall_every=1, stall_s=3.0)
+def test_a_server_that_answers_nothing_fails_the_point_soon(make_study: MakeStudy, stalling: dict[str, str]) -> None:
+    servers = named(stalling, stall_every=1, stall_s=3.0)
     study = make_study({"concurrency": [4], "requests": 30, "warmup": 0, "turns": 1, "timeout_s": 1.5}, servers=servers)
     measure_traffic(study, "server", "p", "ngram")
     # Of 30: eight failed in a row, while up to three more were under way.
     assert re.search(r"\b0 answers to (8|9|10|11) requests", index_of(study)["failed"]["t-k4-t0-b1-c4"])
 
 
-def test_a_load_without_any_answer_fails_however_few_its_requests(make_study: MakeStudy, urls: dict[str, str]) -> None:
-    servers = named(urls, stall_every=1, stall_s=2.0)
+def test_a_load_without_any_answer_fails_however_few_its_requests(
+    make_study: MakeStudy, stalling: dict[str, str]
+) -> None:
+    servers = named(stalling, stall_every=1, stall_s=2.0)
     traffic = {"concurrency": [1], "requests": 2, "warmup": 0, "turns": 1, "timeout_s": 0.4}
     study = make_study(traffic, servers=servers)
     measure_traffic(study, "server", "p", "ngram")
@@ -496,11 +515,14 @@ def test_where_speculation_stops_paying_is_read_between_two_loads() -> None:
 
 def test_a_study_has_its_traffic_in_tables_figure_and_page(make_study: MakeStudy, urls: dict[str, str]) -> None:
     study = make_study(
-        {"concurrency": [1, 2], "rate": [30], "requests": 20, "warmup": 2, "turns": 1, "goodput": {"latency_s": 5}},
+        {"concurrency": [1, 2], "rate": [30], "requests": 16, "warmup": 2, "turns": 2, "goodput": {"latency_s": 5}},
         servers=named(urls),
     )
     measure(study, "server", "p", ["ngram"])
     measure_traffic(study, "server", "p", "ngram")
+    in_order = turns_of(study, "t-k4-t0-b1-r30")
+    for one, other in zip(in_order[::2], in_order[1::2], strict=True):
+        assert [request.due_s for request in one.counted] == [request.due_s for request in other.counted], "arrivals"
     (study.root / "study.json").write_text(study.model_dump_json())
     write_tables(study.root, study.root / "tables")
     table = pd.read_csv(study.root / "tables/traffic.csv")
