@@ -33,8 +33,8 @@ def toy_pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_right_methods_pass_and_every_part_of_a_sampler_works(toy_pair: Path, label: str) -> None:
     """Drafts are rejected at once, in their midst and not at all; there are rounds beyond the first.
 
-    So whatever is wrong in a sampler has its chance to show. 512 samples show a bias of 0.16 in total variation at one of
-    the tokens; what is fainter is for `test_verify` and for the audit of a study, which draws 40 times as many.
+    So whatever is wrong in a sampler has its chance to show. 256 samples show a bias of 0.2 in total variation at one of
+    the tokens; what is fainter is for `test_verify` and for the audit of a study, which draws 80 times as many.
     """
     native, found = generations(label, toy_pair)
     assert exact.evaluate(native.target, found, 1.0).p_value > ALARM
@@ -59,7 +59,7 @@ def test_a_flaw_that_no_longer_fits_the_code_is_no_proof() -> None:
         pass
 
 
-def generations(label: str, folder: Path, samples: int = 512) -> tuple[Native, list[Generation]]:
+def generations(label: str, folder: Path, samples: int = 256) -> tuple[Native, list[Generation]]:
     calls = cell(label)
     native = Native(build(folder, exact.methods()[calls.method].needs))
     return native, draw_samples(native, calls, samples)

@@ -268,6 +268,24 @@ class Launched(Sglang):
         return [sys.executable, str(SCRIPT)]
 
 
+EMPTY = """import http.server, subprocess, sys
+class Ready(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[-1])), Ready).serve_forever()
+"""
+
+
+class Emptied(Sglang):
+    """The same with a server that loads nothing, and is ready at once."""
+
+    def command(self) -> list[str]:
+        return [sys.executable, "-c", EMPTY]
+
+
 def gone(pids: list[int]) -> bool:
     return not [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
 
@@ -278,34 +296,40 @@ def family(server: ServerProcess) -> list[int]:
     return [server.process.pid, *(child.pid for child in children)]
 
 
-def test_a_server_is_started_with_its_flags_again_when_it_died_and_leaves_nothing_behind(native: Native) -> None:
+def test_a_server_is_started_with_its_flags_and_quoted_when_it_dies(native: Native) -> None:
     with Launched(PairFiles("p", str(STORIES), str(STORIES))) as engine:
-        prompt = engine.encode(PROMPT)
-        drafted, plain = cell("sglang", "draft_model", K), cell("sglang", "autoregressive", 0)
+        prompt, drafted = engine.encode(PROMPT), cell("sglang", "draft_model", K)
         got = engine.generate(drafted, [prompt], max_new_tokens=21, seeds=[0])[0]
         first = engine._server
         assert first is not None
         started = family(first)
         assert len(started) == 2 and os.getpgid(first.process.pid) == first.process.pid != os.getpgid(0)
-        assert engine.generate(drafted, [prompt], max_new_tokens=4, seeds=[0]) and engine._server is first, (
-            "k is as before"
-        )
         # A draft that is the target: 4 rounds of 5 tokens after the first.
         assert got.tokens == expected(native, "autoregressive", 0, 21).tokens
         assert got.counts == Counts(4, 16, 16, [4, 4, 4, 4])
-        engine.ready(plain)
-        second = engine._server
-        assert second is not None and second is not first and gone(started), "one server at a time"
-        started = family(second)
-        threading.Timer(0.2, os.kill, (second.process.pid, signal.SIGKILL)).start()
+        threading.Timer(0.1, os.kill, (first.process.pid, signal.SIGKILL)).start()
         with pytest.raises(EngineError, match=r"was killed by SIGKILL .*while it answered .*its log ends with: \w"):
-            engine.generate(plain, [prompt], max_new_tokens=450, seeds=[0])
-        assert len(engine.generate(plain, [prompt], max_new_tokens=8, seeds=[0])[0].tokens) == 8
-        assert gone(started), "the dead server's worker went with it"
-        third = engine._server
-        assert third is not None
-        started = family(third)
-    assert gone(started) and not third.engine_log.path.exists()
+            engine.generate(drafted, [prompt], max_new_tokens=450, seeds=[0])
+        assert engine._server is first, "k is as before"
+    assert gone(started), "the dead server's worker went with it"
+
+
+def test_one_server_runs_at_a_time_again_when_it_died_and_leaves_nothing_behind() -> None:
+    drafted, plain = cell("sglang", "draft_model", K), cell("sglang", "autoregressive", 0)
+    with Emptied(PairFiles("p", str(STORIES), str(STORIES))) as engine:
+        servers = list[ServerProcess]()
+        families = list[list[int]]()
+        for wanted in (drafted, plain, plain):
+            engine.ready(wanted)
+            assert engine._server is not None and engine._server not in servers
+            assert all(map(gone, families))
+            servers.append(engine._server)
+            families.append(family(engine._server))
+            assert len(families[-1]) == 2
+            if len(servers) == 2:
+                servers[-1].process.kill()
+                servers[-1].process.wait()
+    assert all(map(gone, families)) and not servers[-1].engine_log.path.exists()
 
 
 def test_a_launch_that_fails_quotes_the_log() -> None:
