@@ -19,7 +19,7 @@ from specrig.tasks.trained_on import trained_on
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = sorted(path.parent for path in (ROOT / "weights").glob("*/*/config.json"))
-REQUEST = "Write a Python function that adds two numbers."
+REQUESTS = ["Write a Python function that adds two numbers.", "Tell me a story about a fox and a river."]
 
 
 def test_they_are_small_enough_to_clone() -> None:
@@ -65,8 +65,8 @@ def test_the_default_studys_methods_draft_for_its_model(
     heads = {name: Path(folder) for name, folder in row.head_folders.items()}
     engine = Native(PairFiles(row.pair, str(target), row.draft, dtype=row.dtype, heads=heads))
     tokenizer = engine.weights.tokenizer
-    asked = [{"role": "user", "content": REQUEST}]
-    prompt = tokenizer.apply_chat_template(asked, add_generation_prompt=True, return_dict=False)
+    chats = [[{"role": "user", "content": text}] for text in REQUESTS]
+    prompts = [tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False) for chat in chats]
     outputs = {}
     tree = {"nodes": "auto"}
     for method, k, own in (
@@ -75,8 +75,10 @@ def test_the_default_studys_methods_draft_for_its_model(
     ):  # fmt: skip
         options = registry()[method].Options.model_validate(own).model_dump()
         cell = Cell(engine="native", pair=row.pair, method=method, k=k, task="code", temperature=0.0, options=options)
-        (found,) = engine.generate(cell, [prompt], max_new_tokens=32, seeds=[0])
-        outputs[method, k] = found.tokens
-        assert not k or (len(found.tokens) - 1) / len(found.rounds) > 1.2, f"{method}: tokens a round"
+        made = [engine.generate(cell, [prompt], max_new_tokens=24, seeds=[0])[0] for prompt in prompts]
+        outputs[method, k] = [one.tokens for one in made]
+        if k:
+            emitted = sum(len(one.tokens) - 1 for one in made)
+            assert emitted / sum(len(one.rounds) for one in made) > 1.2, f"{method}: tokens a round"
     if engine.target.compiled is not None:  # there a token's logits have the same bits in passes of any width
         assert all(tokens == outputs["autoregressive", 0] for tokens in outputs.values())

@@ -44,9 +44,10 @@ from specrig.measurement.traffic.loops import Requests, closed_loop, open_loop
 from specrig.measurement.traffic.records import Request, Turn, damaged_points, read_turns, study_turns
 from specrig.measurement.traffic.sweep import measure_traffic
 from specrig.models.pair import PairFiles
-from specrig.report.documents.html import write_report
-from specrig.report.figures.drawings import write_figures
+from specrig.report.figures.drawings import drawings
+from specrig.report.figures.panels import SCREEN
 from specrig.report.study_data import read_study
+from specrig.report.study_results import StudyResults
 from specrig.report.table_files import write_tables
 from specrig.report.traffic_table import crossover_sentences, traffic_grid
 from specrig.sharing.archive import pack
@@ -513,7 +514,9 @@ def test_where_speculation_stops_paying_is_read_between_two_loads() -> None:
     )
 
 
-def test_a_study_has_its_traffic_in_tables_figure_and_page(make_study: MakeStudy, urls: dict[str, str]) -> None:
+def test_a_study_has_its_traffic_in_tables_figure_and_page(
+    make_study: MakeStudy, urls: dict[str, str], report_text: Callable[[Path], str]
+) -> None:
     study = make_study(
         {"concurrency": [1, 2], "rate": [30], "requests": 16, "warmup": 2, "turns": 2, "goodput": {"latency_s": 5}},
         servers=named(urls),
@@ -529,9 +532,9 @@ def test_a_study_has_its_traffic_in_tables_figure_and_page(make_study: MakeStudy
     assert list(table["side"]) == ["baseline", "method"] * 3
     assert (table["identical"] == 1).all() and (table["met"] == 1).all()
     assert (table["sent"] == table["answered"]).all()
-    write_figures(study.root, study.root / "figures")
-    assert "data-series" in (study.root / "figures/traffic.svg").read_text()
-    page = write_report(study.root, Path("report.html")).read_text()
+    (drawing,) = (one for one in drawings(StudyResults(read_study(study.root))) if one.name == "traffic")
+    assert all(ax.get_lines() for ax in drawing.draw(SCREEN).axes)
+    page = report_text(study.root)
     assert "Under load" in page and "requests at once" in page
     published = Path("published")
     folder = study.root / "traffic/server/p/ngram"
