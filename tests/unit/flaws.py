@@ -346,7 +346,7 @@ SLOWLY_SEEN = {
     "bonus token from the node before": 2_048,
     "accepted tokens missing from the target's cache": 2_048,
     "a row whose draft is shorter than its neighbours' ends with a correction": 1_024,
-    "a row ends with the uniform of its neighbour's length": 2_048,
+    "a row ends with the uniform of its neighbour's length": 4_096,
 }
 """Flaw -> samples below which it does not show with that method."""
 
