@@ -27,6 +27,8 @@ RECIPE = Recipe.model_validate(
         "eagle": HEAD,
         "eagle3": HEAD,
         "dflash": HEAD,
+        "dspark": HEAD,
+        "mtp": HEAD,
         "p_eagle": HEAD,
         "hydra": HEAD,
         "pard": HEAD,
