@@ -22,7 +22,7 @@ from specrig.decoding.drafters import registry
 from specrig.engines.native import Native
 from specrig.engines.vllm import Vllm
 from specrig.engines.vllm.speculation import speculation_of
-from specrig.measurement.records import Record, read_records, study_records
+from specrig.measurement.records import read_records, study_records
 from specrig.measurement.runner import measure
 from specrig.models.facts import models
 from specrig.models.pair import PairFiles
@@ -178,10 +178,6 @@ def test_a_shape_that_is_not_shipped_is_named(study: Path, shapes: dict[str, str
     table.write_text(table.read_text().replace(shapes["target"], "Qwen/Qwen3-9B"))
     with pytest.raises(StudyError, match=r"no shape of Qwen/Qwen3-9B is shipped(.|\n)*did you mean 'Qwen/Qwen3-8B'"):
         load_study(study)
-
-
-def test_old_records_are_read_as_measured() -> None:
-    assert Record.model_fields["simulated_acceptance"].default is None
 
 
 def test_simulated_cells_have_a_table_of_their_own_and_enter_no_other(study: Path) -> None:
