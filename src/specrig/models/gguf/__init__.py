@@ -15,6 +15,8 @@ import re
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterator
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -215,7 +217,7 @@ def _weights(about: header.Header, settings: dict[str, Any], dtype: str) -> Any:
         shape = AutoConfig.for_model(**settings)
         # transformers wants the suffix in small letters. Its bars have no switch: a log would hold one line for each of
         # hundreds of tensors.
-        with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
+        with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()), _names_made_once():
             (Path(folder) / f"model{SUFFIX}").symlink_to(about.file.resolve())
             loaded = load_whole(folder, gguf_file=f"model{SUFFIX}", config=shape, dtype=precision)
         # The config still says that the weights are quantized, which they are no longer, and saving would refuse: a
@@ -235,6 +237,21 @@ def _weights(about: header.Header, settings: dict[str, Any], dtype: str) -> Any:
             "a hub id instead"
         )
     return whole
+
+
+@contextlib.contextmanager
+def _names_made_once() -> Iterator[None]:
+    """Meanwhile gguf makes its table of tensors' names once. transformers asks for it once a module: of a small model some
+    hundred times, which takes longer than everything else.
+    """
+    import gguf
+
+    make = gguf.get_tensor_name_map
+    gguf.get_tensor_name_map = cache(make)
+    try:
+        yield
+    finally:
+        gguf.get_tensor_name_map = make
 
 
 def _generation(vocabulary: Vocabulary) -> Any:
