@@ -26,7 +26,7 @@ from specrig.services.worker_app import worker_app
 from specrig.services.workers import DraftWorker, TargetWorker
 
 V, CONTEXT, KEY = 8, 200, "a key"
-FEW = settings(derandomize=True, max_examples=100)
+FEW = settings(derandomize=True, max_examples=40)
 PROPER = RowRequest(
     99, 0, [1, 2, 3], depth=2, draft=[3, 4], temperature=0.5, uniforms=[0.1, 0.2, 0.3], q=np.full((2, V), 1 / V, "f4")
 )

@@ -267,7 +267,7 @@ def test_compiled_passes_of_a_head_say_what_torch_says(
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("context", [20, 150])
+@pytest.mark.parametrize(("threads", "context"), [(1, 20), (3, 150)], indirect=["threads"])
 def test_a_token_does_not_feel_its_neighbours(name: str, dtype: torch.dtype, context: int) -> None:
     """To the last bit: one by one, as a chain, on a tree's path, and in a batch beside a longer row."""
     found = model(MODELS[name], "always", dtype)

@@ -293,26 +293,25 @@ def test_a_missing_suffix_library_is_said_when_planning(
 
 
 @pytest.mark.parametrize(
-    ("engine", "method", "options"),
+    ("engine", "method", "options", "samples"),
     [
-        ("transformers", "draft_model", {}),
-        ("transformers", "ngram", {}),
-        ("transformers", "layer_skip", {}),
+        ("transformers", "draft_model", {}, 160),  # each takes a tenth of a second
+        ("transformers", "ngram", {}, 160),
         *(
-            pytest.param("llamacpp", method, {"draft_sampling": drafts}, marks=needs_llamacpp)
-            for method, drafts in (
-                ("draft_model", "greedy"),
-                ("draft_model", "probabilistic"),
-                ("eagle3", "greedy"),
-                ("dflash", "probabilistic"),
-                ("ngram", "greedy"),
-            )
+            pytest.param("llamacpp", method, {"draft_sampling": drafts}, 400, marks=needs_llamacpp)
+            for method, drafts in (("draft_model", "greedy"), ("draft_model", "probabilistic"), ("ngram", "greedy"))
         ),
     ],
 )
-def test_an_engine_samples_from_the_target(tmp_path: Path, engine: str, method: str, options: dict[str, Any]) -> None:
-    test = exact_test(engine, cell(engine, method, k=2, temperature=1.0), tmp_path, 400, {engine: options})
-    assert test.samples == 400
+def test_an_engine_samples_from_the_target(
+    tmp_path: Path, engine: str, method: str, options: dict[str, Any], samples: int
+) -> None:
+    """Drafts with probabilities of their own and without, which is all that an engine's verifier knows of a method.
+
+    A bias in total variation of .14 at all tokens is seen in 160 samples with a chance of 80 %, of .09 in 400.
+    """
+    test = exact_test(engine, cell(engine, method, k=2, temperature=1.0), tmp_path, samples, {engine: options})
+    assert test.samples == samples
     assert test.p_value > FALSE_ALARM, test
 
 

@@ -12,8 +12,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import Lab
+from sampled import FALSE_ALARM, PROMPT, TEMPERATURE, judged
+from sampled import LENGTH as CONTINUED
 
-from specrig.audit.distribution import exact_distribution, g_test
 from specrig.decoding.loop import generate
 from specrig.http_client import ServerError
 from specrig.services import protocol
@@ -138,16 +139,14 @@ def test_rows_that_join_and_leave_decode_as_alone_in_the_native_loop(native: Lab
     assert len(target.work.sessions) <= rows[0] and coordinator.running == coordinator.waiting == 0
 
 
-@pytest.mark.parametrize("half", [False, True])
-def test_the_sampled_distribution_is_the_targets_in_either_precision(half: bool) -> None:
-    lab, prompt, length = Lab(vocab_size=8, noise=0.5), [3, 5, 3, 5], 3
-    expectation = exact_distribution(lab.target, prompt, length, temperature=0.6)
+def test_the_sampled_distribution_is_the_targets_in_half_precision() -> None:
+    """In full precision the tokens are those of the native loop. A bias of .12 at all tokens would be seen here."""
+    lab = Lab(vocab_size=8, noise=0.5)
     target, draft = services(lab, target_rows=64, draft_rows=64)
-    found, coordinator = decode(
-        [DecodeRequest(prompt, length, 0.6, seed, 3) for seed in range(1500)], target, draft, running=64, half=half
-    )
-    test = g_test(found, expectation)
-    assert test.p_value > 1e-4, test
+    requests = [DecodeRequest(PROMPT, CONTINUED, TEMPERATURE, seed, 3) for seed in range(512)]
+    found, coordinator = decode(requests, target, draft, running=64, half=True)
+    test = judged(lab.target, found)
+    assert test.p_value > FALSE_ALARM, test.worst
     assert 0 < coordinator.counts["accepted"] < coordinator.counts["drafted"], "some are rejected, some accepted"
 
 

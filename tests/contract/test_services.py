@@ -44,7 +44,7 @@ from specrig.services.coordinator_app import _expect, coordinator_app
 from specrig.services.protocol import RowRequest
 
 K, LENGTH = 4, 24
-REQUESTS = 200
+REQUESTS = 60
 
 
 @dataclass
@@ -102,8 +102,7 @@ def fleet(pair: PairFiles) -> Iterator[Fleet]:
     with ThreadPoolExecutor(3) as pool:  # open to the end: a child dies with the thread that started it
         list(pool.map(fleet.start, fleet.urls))
         yield fleet
-        for process in fleet.processes.values():
-            process.close()
+        list(pool.map(ServerProcess.close, fleet.processes.values()))
 
 
 @pytest.fixture(scope="module")
@@ -215,17 +214,15 @@ def test_the_script_that_loads_services(
     assert all(float(line[2]) > 0 for line in lines)
 
 
-def test_none_of_200_concurrent_requests_is_lost_when_the_draft_is_killed_and_started_again(
-    fleet: Fleet, native: Native
-) -> None:
-    """200 clients ask again and again while the draft is killed, is away, and is back."""
+def test_no_request_is_lost_when_the_draft_is_killed_and_started_again(fleet: Fleet, native: Native) -> None:
+    """60 clients ask again and again while the draft is killed, is away, and is back."""
     prompts = some_prompts(REQUESTS)
     truth = [generated(native, prompt, "autoregressive").tokens for prompt in prompts]
     before, drafting_again = fleet.page(), threading.Event()
 
     def client(prompt: list[int]) -> list[list[int]]:
         found = [fleet.tokens(prompt=prompt)]
-        while not drafting_again.is_set():
+        while not drafting_again.wait(0.25):  # a processor is left to the draft that starts again
             found.append(fleet.tokens(prompt=prompt))
         return found
 
