@@ -45,7 +45,8 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """
     import json
 
-    folder = write_study(tmp_path_factory.mktemp("paper") / "made_up", ks=(2, 4, 6, 8), temperatures=(0.0, 1.0))
+    folder = tmp_path_factory.mktemp("paper") / "made_up"
+    write_study(folder, ks=(2, 4, 6, 8), tasks=("code", "translation"), temperatures=(0.0, 1.0))
     (folder / "reported.csv").write_text(REPORTED)
     config = json.loads((folder / "study.json").read_text())
     (folder / "study.json").write_text(json.dumps({**config, "tables": {"reported": str(folder / "reported.csv")}}))
@@ -271,19 +272,15 @@ def test_an_arxiv_number_becomes_a_citation() -> None:
     assert citations.with_paper("a tutorial") == "a tutorial"
 
 
-def test_reports_are_written_again_over_the_old_ones(study: Path, tmp_path: Path) -> None:
-    (tmp_path / "paper").mkdir()
-    (tmp_path / "paper" / "stale.tex").write_text("old")
-    write_for_paper(study, tmp_path)
-    assert not (tmp_path / "paper" / "stale.tex").exists() and not list(tmp_path.glob(".*"))
-
-
-def test_a_study_without_records_still_has_its_paper(tmp_path: Path) -> None:
-    folder = tmp_path / "s"
+def test_a_study_without_records_has_its_paper_in_place_of_an_older_one(tmp_path: Path) -> None:
+    folder, out = tmp_path / "s", tmp_path / "out"
     folder.mkdir()
     (folder / "study.json").write_text('{"study": "s", "tasks": ["code"]}')
-    pdf, paper = write_for_paper(folder, tmp_path / "out")
+    (out / "paper").mkdir(parents=True)
+    (out / "paper/stale.tex").write_text("old")
+    pdf, paper = write_for_paper(folder, out)
     assert pdf.read_bytes().startswith(b"%PDF-") and (paper / "main.tex").is_file()
+    assert not (paper / "stale.tex").exists() and not list(out.glob(".*"))
 
 
 def test_the_captions_of_snakemakes_report_are_the_outlines() -> None:

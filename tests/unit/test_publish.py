@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import tarfile
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -423,6 +424,22 @@ def test_what_is_no_path_of_the_machine_stays(text: str) -> None:
     assert scrub.scrub_text(text, ["vm"]) == text
 
 
+def published_without_pages(study: Study, folder: Path) -> Path:
+    """What `publish` writes, without report and figures, which take long."""
+    data, packed = read_study(study.root), folder / "packed"
+    archive.pack(data, [], packed, [HOST])
+    compress(packed, folder / ARCHIVE)
+    (folder / "study.json").write_bytes((packed / "study.json").read_bytes())
+    shutil.rmtree(packed)
+    (folder / "tables").mkdir()
+    with unpacked(folder) as results, tempfile.TemporaryDirectory() as scratch:
+        for path in publish.compute_tables(results, Path(scratch)):
+            shutil.copyfile(path, folder / "tables" / path.name)
+        manifest = publish._manifest(results, folder, [])
+    (folder / "manifest.json").write_text(manifest.model_dump_json())
+    return folder
+
+
 def test_a_study_of_servers_that_run_elsewhere_verifies(workplace: Path) -> None:
     """Two addresses stay two, although nobody learns them."""
     servers = [
@@ -438,7 +455,7 @@ def test_a_study_of_servers_that_run_elsewhere_verifies(workplace: Path) -> None
         "engine,pair,method,variant,task,temperature,test,ks,samples,p_value,identical,passed,finding\n"
         "server,tiny,ngram,,code,0.0,token identity,4,3,,,True,3 of 3 outputs identical (100 %)\n"
     )
-    folder, _ = publish_study(study, None, workplace / "published")
+    folder = published_without_pages(study, workplace / "published")
     result, shown = verified(folder)
     assert result.recomputed and result.differences == 0, shown
     assert all(HOST not in text and "WONDERLAND" not in text for text in contents(folder).values())

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from matplotlib.text import Text as FigureText
 from synthetic import write_study
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -27,8 +30,8 @@ from specrig.report.documents.html import write_report
 from specrig.report.documents.samples import sample, sources, spans
 from specrig.report.figures import style
 from specrig.report.figures.curves import learning
-from specrig.report.figures.drawings import file_names, write_figures
-from specrig.report.figures.panels import SCREEN
+from specrig.report.figures.drawings import Drawing, drawings, file_names, write_figures
+from specrig.report.figures.panels import SCREEN, NothingError
 from specrig.report.figures.style import FAMILIES, method_colour, method_family, method_marker
 from specrig.report.grid import unbroken
 from specrig.report.items import Figure, Section, Text
@@ -85,9 +88,9 @@ class Page(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def study(drawn: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Synthetic, with everything a report can show: a tokenizer, prompts, weights, curves, an audit, failures."""
-    folder = write_study(tmp_path_factory.mktemp("report") / "made_up", ks=(2, 4), tasks=("code", "translation"))
+    folder = Path(shutil.copytree(drawn, tmp_path_factory.mktemp("report") / "made_up"))
     target = folder / "models" / "tiny" / "target"
     target.mkdir(parents=True)
     byte_tokenizer().save(str(target / "tokenizer.json"))
@@ -110,7 +113,6 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     index = json.loads(index_path.read_text())
     index["failed"]["story-k4-t0-b1"] = "ValueError: <script>alert(1)</script>"
     index_path.write_text(json.dumps(index))
-    write_figures(folder, folder / "figures")
     return folder
 
 
@@ -200,25 +202,26 @@ def test_report_without_anything_still_stands(tmp_path: Path) -> None:
     assert "<code>elsewhere/bare/records</code>" in page
 
 
-def test_figures_are_all_there_and_reproducible(study: Path, tmp_path: Path) -> None:
-    write_figures(study, tmp_path)
+def test_figures_are_all_there_and_reproducible(drawn: Path, tmp_path: Path) -> None:
+    (tmp_path / "k_sweep-native-gone.svg").touch()  # of a pair that left the study
+    write_figures(drawn, tmp_path)
     names = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.*")}
     assert names == set(file_names())
     for name in names:
-        assert (tmp_path / name).read_bytes() == (study / "figures" / name).read_bytes()
+        assert (tmp_path / name).read_bytes() == (drawn / "figures" / name).read_bytes()
 
 
-def test_other_pairs_get_their_own_figures_and_lose_them(tmp_path: Path) -> None:
-    methods = ("ngram", "draft_model")  # a pair with one method has nothing to compare, and no figure of its own
-    folder = write_study(
-        tmp_path / "s", methods=methods, ks=(2,), tasks=("code",), pairs=("a", "b"), prompts=2, length=24
-    )
-    write_figures(folder, tmp_path / "figures")
-    assert (tmp_path / "figures" / "k_sweep-native-b.svg").is_file()
-    config = json.loads((folder / "study.json").read_text())
-    (folder / "study.json").write_text(json.dumps(config | {"pairs": ["a"]}))
-    write_figures(folder, tmp_path / "figures")
-    assert not (tmp_path / "figures" / "k_sweep-native-b.svg").exists()
+def named_drawings(study: Path) -> dict[str, Drawing]:
+    return {drawing.stem: drawing for drawing in drawings(StudyResults(read_study(study)))}
+
+
+def test_other_pairs_get_their_own_figures(tmp_path: Path) -> None:
+    methods = ("ngram", "draft_model")
+    folder = write_study(tmp_path / "s", methods=methods, ks=(2,), tasks=("code",), pairs=("a", "b"), prompts=2)
+    named = named_drawings(folder)
+    assert {"ranking", "ranking-native-b", "traffic"} <= named.keys() and "traffic-native-b" not in named
+    shutil.rmtree(folder / "records/native/b/ngram")
+    assert "ranking-native-b" not in named_drawings(folder), "a pair with one method has nothing to compare"
 
 
 def test_training_curves_pass_over_a_torn_line(study: Path) -> None:
@@ -256,13 +259,18 @@ def test_a_name_says_only_what_differs_between_a_methods_variants() -> None:
     assert [*names.values()] == ["suffix_p_eagle", "suffix_p_eagle blend", "p_eagle", "p_eagle passes 2"]
 
 
-def test_a_label_of_the_study_names_a_method_in_tables_and_figures(tmp_path: Path) -> None:
+def test_a_label_of_the_study_names_a_method_in_tables_and_figures(
+    tmp_path: Path, report_text: Callable[[Path], str]
+) -> None:
     folder = write_study(tmp_path / "s", methods=("ngram", "draft_model"), ks=(2,), tasks=("code",))
     config = json.loads((folder / "study.json").read_text())
     config["methods"] = [{"method": "ngram", "label": "n-gram, ours"}, {"method": "draft_model"}]
     (folder / "study.json").write_text(json.dumps(config))
-    text = write_report(folder, tmp_path / "report.html").read_text()
-    assert text.count("n-gram, ours, k 2") >= 2 and text.count("<td>n-gram, ours</td>") >= 3
+    assert report_text(folder).count("<td>n-gram, ours</td>") >= 3
+    for name in ("ranking", "heatmap"):
+        figure = named_drawings(folder)[name].draw(SCREEN)
+        plt.close(figure)
+        assert any("n-gram, ours" in text.get_text() for text in figure.findobj(FigureText)), name
     results = StudyResults(read_study(folder))
     assert any("n-gram, ours" in row[0].text for row in results.first_table.rows)
 
@@ -389,10 +397,10 @@ def test_a_method_of_several_k_stands_once_beside_the_best(tmp_path: Path) -> No
 
 
 def test_one_method_gets_no_figure_that_compares(tmp_path: Path) -> None:
-    folder = write_study(tmp_path / "s", methods=("ngram",), ks=(2,), tasks=("code",), prompts=2, length=24)
-    text = write_report(folder, tmp_path / "report.html").read_text()
-    ranked, ran = (figures()[name].caption[:40] for name in ("ranking", "emitted_lengths"))
-    assert ranked not in text and ran in text and "No figure" not in text
+    named = named_drawings(write_study(tmp_path / "s", methods=("ngram",), ks=(2,), tasks=("code",), prompts=2))
+    with pytest.raises(NothingError):
+        named["ranking"].draw(SCREEN)
+    plt.close(named["emitted_lengths"].draw(SCREEN))
 
 
 def test_text_about_a_figure_without_data_is_hidden(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,14 +33,6 @@ def no_store_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store without runs: its many migrations take seconds, so they run once."""
-    path = tmp_path_factory.mktemp("store") / "mlflow.db"
-    MlflowClient(f"sqlite:///{path}").search_experiments()
-    return path
-
-
-@pytest.fixture(scope="session")
 def tracked(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> Path:
     """A study with a trained head, as it was entered; only to be read."""
     folder = write_study(
