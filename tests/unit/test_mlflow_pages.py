@@ -33,7 +33,7 @@ from specrig.tracking import track
 pytestmark = pytest.mark.skipif(
     CHROMIUM is None, reason="no Chromium on this machine (Debian: apt-get install chromium)"
 )
-PATIENCE_S = 60
+PATIENCE_S = 180
 """A busy machine serves and draws slowly."""
 
 

@@ -99,7 +99,7 @@ def pages(written: Path) -> list[str]:
     if shutil.which("pdftotext") is None:
         pytest.skip("pdftotext is not installed (Debian: apt-get install poppler-utils)")
     command = ["pdftotext", "-layout", str(written / "report.pdf"), "-"]
-    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout.split("\f")[:-1]
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=300).stdout.split("\f")[:-1]
 
 
 def test_the_first_page_has_the_headline_and_the_ranking_and_the_last_pages_the_machine(
@@ -154,7 +154,7 @@ def test_the_paper_compiles_as_it_is(written: Path, tmp_path: Path) -> None:
     shutil.copytree(written / "paper", tmp_path / "paper")
     for command in (["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "main"], ["bibtex", "main"]) * 2:
         result = subprocess.run(
-            command, cwd=tmp_path / "paper", capture_output=True, text=True, errors="replace", timeout=120, check=False
+            command, cwd=tmp_path / "paper", capture_output=True, text=True, errors="replace", timeout=300, check=False
         )
         assert result.returncode == 0, result.stdout[-3000:]
     log = (tmp_path / "paper" / "main.log").read_text(errors="replace")

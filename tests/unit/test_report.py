@@ -36,7 +36,6 @@ from specrig.report.figures.style import FAMILIES, method_colour, method_family,
 from specrig.report.grid import unbroken
 from specrig.report.items import Figure, Section, Text
 from specrig.report.machine import differing, environment_rows, machine, parameters
-from specrig.report.outline import figures
 from specrig.report.prose import certainty
 from specrig.report.speed_tables import with_bold
 from specrig.report.study_data import MeasuredJob, StudyData, learning_curves, read_study, training_curves

@@ -228,7 +228,7 @@ def test_every_table_compiles_and_fits_its_page(study: Path, tmp_path: Path) -> 
     document = rf"\documentclass{{article}}{packages}\begin{{document}}{inputs}\end{{document}}"
     (tmp_path / "document.tex").write_text(document)
     command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "document.tex"]
-    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
     assert result.returncode == 0, result.stdout
     assert "Overfull" not in result.stdout and "too large" not in result.stdout, result.stdout
 

@@ -273,7 +273,7 @@ def test_a_dead_store_costs_one_line_without_its_password(
     )
     begin = time.monotonic()
     done = track(study)
-    assert time.monotonic() - begin < 20
+    assert time.monotonic() - begin < 30, "by itself MLflow would wait for 40 s"
     assert f"MLflow at {scheme}://me:***@127.0.0.1" in done.error
     output = capfd.readouterr()
     assert len((output.out + output.err).splitlines()) == 1
