@@ -267,7 +267,7 @@ def test_a_dead_store_costs_one_line_without_its_password(
     study: Path, scheme: str, dead: str, silent_port: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
 ) -> None:
     pytest.importorskip("psycopg2")
-    monkeypatch.setattr(store, "PATIENCE_S", 2 if dead == "silent" else store.PATIENCE_S)
+    monkeypatch.setattr(store, "PATIENCE_S", 1 if dead == "silent" else store.PATIENCE_S)
     monkeypatch.setenv(
         "MLFLOW_TRACKING_URI", f"{scheme}://me:hunter2@127.0.0.1:{silent_port if dead == 'silent' else 9}/db"
     )
