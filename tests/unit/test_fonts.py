@@ -38,7 +38,9 @@ def test_letters_without_a_font_are_named_with_a_package(monkeypatch: pytest.Mon
 
 @pytest.mark.filterwarnings("error:Glyph")
 def test_a_study_named_in_four_scripts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    study = write_study(tmp_path / "scripts", methods=("ngram",), ks=(2,), tasks=TASKS, prompts=3, length=24)
+    study = write_study(
+        tmp_path / "scripts", methods=("ngram", "draft_model"), ks=(2,), tasks=TASKS, prompts=3, length=24
+    )
     lacking = fonts.missing("".join(TASKS))
     if lacking:
         pytest.skip(lacking)

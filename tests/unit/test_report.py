@@ -116,6 +116,12 @@ def study(drawn: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def data(study: Path) -> StudyData:
+    """The study as reports read it."""
+    return read_study(study)
+
+
+@pytest.fixture(scope="module")
 def page(study: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Page]:
     out = write_report(study, tmp_path_factory.mktemp("out") / "sub" / "report.html")
     text = out.read_text(encoding="utf-8")
@@ -159,10 +165,9 @@ def test_what_others_wrote_is_escaped(page: tuple[str, Page]) -> None:
     assert "<b>f</b>" not in text and "def <b>f</b>(x):" in parsed.text
 
 
-def test_page_tells_what_happened(page: tuple[str, Page], study: Path) -> None:
+def test_page_tells_what_happened(page: tuple[str, Page], data: StudyData) -> None:
     _, parsed = page
-    found = read_study(study)
-    best = speedup_summary(found.table, found.records, found.tasks, found.audit())
+    best = speedup_summary(data.table, data.records, data.tasks, data.audit())
     fair = best[best["lossless"] & ~best["failed"]]
     top = fair.sort_values("geometric_mean").iloc[-1]
     assert (
@@ -413,29 +418,27 @@ def test_text_about_a_figure_without_data_is_hidden(study: Path, monkeypatch: py
     assert shown == ["drawn", "told"] and hidden == ["told"]
 
 
-def test_conclusion_does_not_claim_what_the_interval_denies(study: Path) -> None:
-    found = read_study(study)
-    summary = speedup_summary(found.table, found.records, found.tasks)
-    best = best_rows(found.table)
+def test_conclusion_does_not_claim_what_the_interval_denies(data: StudyData) -> None:
+    summary = speedup_summary(data.table, data.records, data.tasks)
+    best = best_rows(data.table)
     mean = ["geometric_mean", "geometric_mean_low", "geometric_mean_high"]
     summary.loc[:, mean] = [1.02, 0.97, 1.07]
-    assert "show no certain gain" in findings(summary, best, found.tasks)[0].paragraph
+    assert "show no certain gain" in findings(summary, best, data.tasks)[0].paragraph
     summary.loc[:, mean] = [0.9, 0.85, 0.95]
-    assert "slower than plain decoding" in findings(summary, best, found.tasks)[0].paragraph
+    assert "slower than plain decoding" in findings(summary, best, data.tasks)[0].paragraph
     summary["lossless"] = False
-    assert "No lossless" in findings(summary, best, found.tasks)[0].paragraph
+    assert "No lossless" in findings(summary, best, data.tasks)[0].paragraph
 
 
-def test_means_over_fewer_tasks_win_nothing(study: Path) -> None:
-    found = read_study(study)
-    summary = speedup_summary(found.table, found.records, found.tasks)
+def test_means_over_fewer_tasks_win_nothing(data: StudyData) -> None:
+    summary = speedup_summary(data.table, data.records, data.tasks)
     fastest = summary["geometric_mean"].idxmax()
     others = summary.drop(index=fastest)
     second = others.loc[others["geometric_mean"].idxmax()]
-    assert f"is {summary.loc[fastest, 'method']} at" in findings(summary, best_rows(found.table), found.tasks)[0].answer
+    assert f"is {summary.loc[fastest, 'method']} at" in findings(summary, best_rows(data.table), data.tasks)[0].answer
     assert with_bold(summary, ["geometric_mean", "code"]).loc[fastest, "geometric_mean_bold"]
     summary.loc[fastest, "tasks"] -= 1
-    assert f"is {second['method']} at" in findings(summary, best_rows(found.table), found.tasks)[0].answer
+    assert f"is {second['method']} at" in findings(summary, best_rows(data.table), data.tasks)[0].answer
     signs = with_bold(summary, ["geometric_mean", "code"])
     assert not signs.loc[fastest, "geometric_mean_bold"] and signs.loc[second.name, "geometric_mean_bold"]
     assert in_order(summary)["method"].iloc[-1] == summary.loc[fastest, "method"]
@@ -444,10 +447,9 @@ def test_means_over_fewer_tasks_win_nothing(study: Path) -> None:
     assert signs.loc[second.name, "geometric_mean_bold"], "a lossy method on more tasks takes nothing from others"
 
 
-def test_the_answer_in_short_is_that_of_the_report(study: Path) -> None:
-    found = read_study(study)
-    summary = speedup_summary(found.table, found.records, found.tasks)
-    [answer] = findings(summary, best_rows(found.table), found.tasks)
+def test_the_answer_in_short_is_that_of_the_report(data: StudyData) -> None:
+    summary = speedup_summary(data.table, data.records, data.tasks)
+    [answer] = findings(summary, best_rows(data.table), data.tasks)
     [line] = in_short(summary)
     for piece in re.findall(r"k = \d+|[\d.]+ times the speed|over \d+ tasks|\[.*\] at 95 %", answer.answer):
         assert piece in line
@@ -463,8 +465,8 @@ def test_the_head_says_where_timing_did_not_settle() -> None:
     )
 
 
-def test_looping_outputs_are_called_out(study: Path) -> None:
-    cells = read_study(study).table
+def test_looping_outputs_are_called_out(data: StudyData) -> None:
+    cells = data.table.copy()
     assert repetition_warnings(cells) == []
     cells.loc[cells["task"] == "code", "baseline_repeated_4grams"] = 0.6
     warnings = repetition_warnings(cells)

@@ -67,7 +67,7 @@ def config(workplace: Path) -> Path:
     )
     Path("configs/pairs.tsv").write_text(f"pair\ttarget\tdraft\nstories\t{STORIES}\t{STORIES}\n")
     settings = {
-        "study": "spec", "pairs": ["stories"], "prompts": 2, "max_new_tokens": 24, "threads": 1, "device": "cpu",
+        "study": "spec", "pairs": ["stories"], "prompts": 2, "max_new_tokens": 24, "threads": 1, "device": "cpu", "repeats": {"least": 2, "most": 2},
         "tasks": ["translation", "summarization", "mt_bench_writing", "mt_bench_coding"],
         "methods": [{"method": "draft_model", "k": 3}],
     }  # fmt: skip
