@@ -7,6 +7,7 @@ import re
 import shutil
 import struct
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -30,12 +31,13 @@ from specrig.report.documents.html import write_report
 from specrig.report.documents.samples import sample, sources, spans
 from specrig.report.figures import style
 from specrig.report.figures.curves import learning
-from specrig.report.figures.drawings import Drawing, drawings, file_names, write_figures
+from specrig.report.figures.drawings import Drawing, _save, drawings, file_names, write_figures
 from specrig.report.figures.panels import SCREEN, NothingError
-from specrig.report.figures.style import FAMILIES, method_colour, method_family, method_marker
+from specrig.report.figures.style import FAMILIES, method_colour, method_family, method_marker, rc
 from specrig.report.grid import unbroken
 from specrig.report.items import Figure, Section, Text
 from specrig.report.machine import differing, environment_rows, machine, parameters
+from specrig.report.outline import figures
 from specrig.report.prose import certainty
 from specrig.report.speed_tables import with_bold
 from specrig.report.study_data import MeasuredJob, StudyData, learning_curves, read_study, training_curves
@@ -199,24 +201,34 @@ def test_small_target_gets_its_limits(page: tuple[str, Page]) -> None:
 
 def test_report_without_anything_still_stands(tmp_path: Path) -> None:
     folder = tmp_path / "bare"
-    folder.mkdir()
+    (folder / "figures").mkdir(parents=True)
+    (folder / "figures/k_sweep-native-gone.svg").touch()  # of a pair that left the study
     (folder / "study.json").write_text(json.dumps({"study": "bare", "tasks": ["code"], "results": "elsewhere"}))
+    write_figures(folder, folder / "figures")
+    assert files_below(folder / "figures") == set(file_names())
     page = write_report(folder, tmp_path / "report.html").read_text()
     Page(page)
     assert "<code>elsewhere/bare/records</code>" in page
 
 
-def test_figures_are_all_there_and_reproducible(drawn: Path, tmp_path: Path) -> None:
-    (tmp_path / "k_sweep-native-gone.svg").touch()  # of a pair that left the study
-    write_figures(drawn, tmp_path)
-    names = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.*")}
-    assert names == set(file_names())
-    for name in names:
-        assert (tmp_path / name).read_bytes() == (drawn / "figures" / name).read_bytes()
+def files_below(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*.*")}
 
 
 def named_drawings(study: Path) -> dict[str, Drawing]:
     return {drawing.stem: drawing for drawing in drawings(StudyResults(read_study(study)))}
+
+
+def test_figures_are_all_there_and_reproducible(drawn: Path, tmp_path: Path) -> None:
+    assert files_below(drawn / "figures") == set(file_names())
+    again = []
+    for drawing in named_drawings(drawn).values():
+        with plt.rc_context(rc(SCREEN.size)), suppress(NothingError):
+            caption = figures()[drawing.name].caption
+            again += _save(drawing.draw(SCREEN), tmp_path / drawing.stem, caption, picture=True)
+    assert len(again) >= 12
+    for path in again:
+        assert path.read_bytes() == (drawn / "figures" / path.name).read_bytes(), path.name
 
 
 def test_other_pairs_get_their_own_figures(tmp_path: Path) -> None:
