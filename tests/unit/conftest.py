@@ -24,21 +24,42 @@ Once: TypeAlias = Callable[[str, Callable[[Path], None]], Path]
 
 
 @pytest.fixture(scope="session")
-def report_text(once: Once) -> Callable[[Path], str]:
-    """report_text(study): the page of its report, for tests of its text: its figures are another study's, drawn once."""
+def drawn(once: Once) -> Path:
+    """A synthetic study with its figures, of the methods, k and tasks below."""
     from synthetic import write_study
 
-    from specrig.report.documents.html import write_report
     from specrig.report.figures.drawings import write_figures
 
     def build(folder: Path) -> None:
-        write_figures(write_study(folder / "study", ks=(2,), tasks=("code",)), folder / "figures")
+        methods = ("ngram", "draft_model", "eagle", "medusa")
+        study = write_study(folder / "made_up", methods=methods, ks=(2, 4), tasks=("code", "translation"))
+        write_figures(study, study / "figures")
+
+    return once("drawn", build) / "made_up"
+
+
+@pytest.fixture(scope="session")
+def report_text(drawn: Path) -> Callable[[Path], str]:
+    """report_text(study): the page of its report, for tests of its text: its figures are another study's."""
+    from specrig.report.documents.html import write_report
 
     def text(study: Path) -> str:
-        shutil.copytree(once("figures", build) / "figures", study / "figures", dirs_exist_ok=True)
+        shutil.copytree(drawn / "figures", study / "figures", dirs_exist_ok=True)
         return write_report(study, study / "report.html").read_text()
 
     return text
+
+
+@pytest.fixture(scope="session")
+def empty_store(once: Once) -> Path:
+    """MLflow's store without runs: its many migrations take seconds, so they run once."""
+
+    def build(folder: Path) -> None:
+        from mlflow import MlflowClient
+
+        MlflowClient(f"sqlite:///{folder / 'mlflow.db'}").search_experiments()
+
+    return once("store", build) / "mlflow.db"
 
 
 @pytest.fixture(scope="session")

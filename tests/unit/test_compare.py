@@ -20,13 +20,13 @@ from specrig.report.study_data import read_study
 from specrig.sharing.compare import ComparisonError, compare, compare_cells
 from specrig.sharing.manifest import Manifest
 
-METHODS = ("draft_model", "ngram", "medusa")
+METHODS, TASKS = ("draft_model", "ngram", "medusa"), ("code", "translation")
 
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A study of 24 cells. Read-only: `twin` makes copies."""
-    return write_study(tmp_path_factory.mktemp("a") / "demo", methods=METHODS, ks=(2, 4), prompts=8)
+    """A study of 12 cells. Read-only: `twin` makes copies."""
+    return write_study(tmp_path_factory.mktemp("a") / "demo", methods=METHODS, ks=(2, 4), tasks=TASKS, prompts=8)
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def slow_ngram(record: dict[str, Any]) -> None:
 
 def test_a_study_is_the_same_as_its_copy(base: Path, twin: Path) -> None:
     cells = compare(base, twin).cells
-    assert len(cells) == 24 and set(cells["ratio"]) == {1.0}
+    assert len(cells) == 12 and set(cells["ratio"]) == {1.0}
     assert (
         (cells["equal_outputs"] == 8).all() and (cells["common_outputs"] == 8).all() and (cells["prompts"] == 8).all()
     )
@@ -60,7 +60,7 @@ def test_a_slower_method_is_found_with_its_ratio(base: Path, twin: Path) -> None
     change_records(twin, slow_ngram)
     cells = compare(base, twin).cells
     slower = cells[(cells["ratio_low"] > 1) | (cells["ratio_high"] < 1)]
-    assert set(slower["method"]) == {"ngram"} and len(slower) == 8
+    assert set(slower["method"]) == {"ngram"} and len(slower) == 4
     assert np.allclose(slower["ratio"], 1 / 1.5) and np.allclose(
         cells["ratio"], cells["speedup_b"] / cells["speedup_a"]
     )
@@ -89,12 +89,12 @@ def test_one_table_is_printed_and_written(
     change_records(twin, slow_ngram)
     assert main(["compare", str(base), str(twin)]) == 0
     printed = capsys.readouterr().out
-    assert "24 drafting cells were measured in both studies" in printed and "8 of 8" in printed
+    assert "12 drafting cells were measured in both studies" in printed and "8 of 8" in printed
     page, table = tmp_path / "changes.html", tmp_path / "changes.csv"
     assert main(["compare", str(base), str(twin), "--html", str(page), "--csv", str(table), "--json"]) == 0
     values = json.loads(capsys.readouterr().out)["cells"]
-    assert len(values) == len(pd.read_csv(table)) == 24
-    assert page.read_text().count("<strong>") == 8, "the intervals that exclude 1"
+    assert len(values) == len(pd.read_csv(table)) == 12
+    assert page.read_text().count("<strong>") == 4, "the intervals that exclude 1"
     for row in values:
         assert f"{row['ratio']:.2f} [{row['ratio_low']:.2f}, {row['ratio_high']:.2f}]" in printed
 
@@ -103,7 +103,9 @@ def worse_drafts(folder: Path, shift: float, **changes: Any) -> Path:
     """The study of `base` with a draft model whose tokens are accepted more rarely."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(synthetic.SHIFTS, "draft_model", shift)
-        return write_study(folder / "demo", **{"methods": METHODS, "ks": (2, 4), "prompts": 8, **changes})
+        return write_study(
+            folder / "demo", **{"methods": METHODS, "ks": (2, 4), "tasks": TASKS, "prompts": 8, **changes}
+        )
 
 
 def test_a_method_whose_acceptance_fell_beyond_the_tolerance_fails_with_its_cells(
@@ -115,7 +117,7 @@ def test_a_method_whose_acceptance_fell_beyond_the_tolerance_fails_with_its_cell
     assert main(["compare", str(base), str(worse), "--tolerance", "0.02", "--json"]) == 1
     values = json.loads(capsys.readouterr().out)
     lower = [row for row in values["cells"] if row["method"] == "draft_model"]
-    assert values["lower_acceptance"] == [row["cell"] for row in lower] and len(lower) == 8
+    assert values["lower_acceptance"] == [row["cell"] for row in lower] and len(lower) == 4
     for row in lower:
         lengths = row["acceptance_length_b"] / row["acceptance_length_a"]
         assert row["acceptance_ratio"] == pytest.approx(lengths) and row["setting_acceptance_ratio_high"] < 0.98

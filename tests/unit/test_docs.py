@@ -91,8 +91,9 @@ def commands(text: str, program: str) -> list[list[str]]:
 
 
 def test_every_command_that_is_named_exists(page: Path) -> None:
+    every: Any = get_command(app)
     for words in commands(TEXTS[page], "specrig"):
-        command: Any = get_command(app)
+        command = every
         rest = words.copy()
         while rest and hasattr(command, "commands") and rest[0] != "--help":
             assert rest[0] in command.commands, f"specrig {' '.join(words)}"

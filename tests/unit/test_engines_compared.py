@@ -19,7 +19,6 @@ from specrig.analysis.statistics import ratio_difference_interval
 from specrig.cell import Cell
 from specrig.measurement.records import Counts, Record, Rounds
 from specrig.report.engine_table import ALONE, comparison, engines_grid, sentence
-from specrig.report.figures.drawings import write_figures
 from specrig.report.study_data import read_study
 from specrig.report.table_files import write_tables
 
@@ -220,8 +219,6 @@ def test_one_engine_still_leaves_files(tmp_path: Path) -> None:
     assert (tmp_path / "tables" / "engines.md").read_text().endswith(f"--: |\n\n{ALONE}\n"), (
         "a header, no rows, and why"
     )
-    write_figures(alone, tmp_path / "figures")
-    assert {(tmp_path / "figures" / f"engines.{kind}").stat().st_size > 0 for kind in ("svg", "png")} == {True}
 
 
 def test_a_cell_that_only_one_engine_ran_is_left_out(tmp_path: Path) -> None:

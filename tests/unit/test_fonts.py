@@ -6,11 +6,19 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import pytest
 from synthetic import write_study
 
 from specrig.report import fonts
-from specrig.report.documents.printed import write_for_paper
+from specrig.report.documents.contents import contents
+from specrig.report.documents.paper import write_paper
+from specrig.report.documents.pdf import write_pdf
+from specrig.report.figures.drawings import drawings
+from specrig.report.figures.panels import COLUMN, PAPER_SHEETS
+from specrig.report.figures.style import rc
+from specrig.report.study_data import read_study
+from specrig.report.study_results import StudyResults
 
 TASKS = ("代码", "çeviri_ığş", "příběh", "ترجمة")
 
@@ -30,11 +38,22 @@ def test_letters_without_a_font_are_named_with_a_package(monkeypatch: pytest.Mon
 
 @pytest.mark.filterwarnings("error:Glyph")
 def test_a_study_named_in_four_scripts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    study = write_study(tmp_path / "scripts", methods=("ngram",), ks=(2,), tasks=TASKS, prompts=3, length=24)
+    study = write_study(
+        tmp_path / "scripts", methods=("ngram", "draft_model"), ks=(2,), tasks=TASKS, prompts=3, length=24
+    )
     lacking = fonts.missing("".join(TASKS))
     if lacking:
         pytest.skip(lacking)
-    pdf, paper = write_for_paper(study, tmp_path / "report")
+    results, paper = StudyResults(read_study(study)), tmp_path / "paper"
+    figures = {"heatmap": [("", "heatmap")]}  # each figure has names of tasks, and Chinese fonts are large
+    (paper / "figures").mkdir(parents=True)
+    with plt.rc_context(rc(COLUMN.size) | fonts.for_figures(str(results.study.config))):
+        [heatmap] = (drawing.draw(COLUMN) for drawing in drawings(results) if drawing.name == "heatmap")
+        for sheet in PAPER_SHEETS:
+            heatmap.savefig(paper / f"figures/heatmap-{sheet.name}.pdf")
+        plt.close(heatmap)
+    pdf = write_pdf(contents(results, "print", figures), figures, paper / "figures", tmp_path / "report.pdf")
+    write_paper(contents(results, "paper", figures), figures, paper)
     assert "no font" not in capsys.readouterr().err
     assert pdf.stat().st_size > 10_000
     if lualatex := shutil.which("lualatex"):

@@ -58,7 +58,7 @@ def specrig(hub: HubServer, workplace: Path) -> Command:
         }
         command = [sys.executable, "-m", "specrig", *arguments]
         return subprocess.run(
-            command, env=clean | own | environment, capture_output=True, text=True, timeout=120, check=False
+            command, env=clean | own | environment, capture_output=True, text=True, timeout=300, check=False
         )
 
     return run
@@ -231,7 +231,7 @@ def test_a_hub_that_cannot_be_reached(hub: HubServer, tmp_path: Path, down: bool
     endpoint = hub.url if down else "http://127.0.0.1:9"
     environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "cache")}
     result = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300, check=True
     )
     first, second = result.stdout.splitlines()
     assert first.startswith("tiny/target: config.json cannot be had from the hub: ")

@@ -33,7 +33,7 @@ from specrig.tracking import track
 pytestmark = pytest.mark.skipif(
     CHROMIUM is None, reason="no Chromium on this machine (Debian: apt-get install chromium)"
 )
-PATIENCE_S = 60
+PATIENCE_S = 180
 """A busy machine serves and draws slowly."""
 
 
@@ -68,10 +68,11 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory, repository: Path) -> Iterator[Served]:
+def served(tmp_path_factory: pytest.TempPathFactory, empty_store: Path, repository: Path) -> Iterator[Served]:
     place = tmp_path_factory.mktemp("pages")
     made = write_study(place / "made" / "made_up", methods=("draft_model", "ngram"), ks=(2, 4), tasks=("code",))
     write_tables(made, made / "tables")
+    shutil.copyfile(empty_store, made / "mlflow.db")
     with pytest.MonkeyPatch.context() as patched:
         patched.delenv("MLFLOW_TRACKING_URI", raising=False)
         assert not track(made).error

@@ -5,6 +5,7 @@ a phone.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,8 @@ from urllib.parse import unquote
 
 import pytest
 from browser import CHROMIUM, Browser
-from synthetic import write_study
 
 from specrig.report.documents.html import write_report
-from specrig.report.figures.drawings import write_figures
 
 pytestmark = pytest.mark.skipif(
     CHROMIUM is None, reason="no Chromium on this machine (Debian: apt-get install chromium)"
@@ -23,18 +22,11 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    methods = ("ngram", "draft_model", "eagle", "medusa")
-    folder = tmp_path_factory.mktemp("page") / "results" / "made_up"
-    write_study(folder, methods=methods, ks=(2, 4), tasks=("code", "translation"))
-    write_figures(folder, folder / "figures")
-    return folder
-
-
-@pytest.fixture(scope="module")
-def page(results: Path) -> str:
+def page(drawn: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     """The address of a report beside its results, as in a working folder."""
-    return write_report(results, results.parents[1] / "reports" / "made_up" / "report.html").as_uri()
+    place = tmp_path_factory.mktemp("page")
+    results = shutil.copytree(drawn, place / "results" / "made_up")
+    return write_report(results, place / "reports" / "made_up" / "report.html").as_uri()
 
 
 @pytest.fixture(scope="module")

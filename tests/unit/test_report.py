@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from matplotlib.text import Text as FigureText
 from synthetic import write_study
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -27,9 +31,9 @@ from specrig.report.documents.html import write_report
 from specrig.report.documents.samples import sample, sources, spans
 from specrig.report.figures import style
 from specrig.report.figures.curves import learning
-from specrig.report.figures.drawings import file_names, write_figures
-from specrig.report.figures.panels import SCREEN
-from specrig.report.figures.style import FAMILIES, method_colour, method_family, method_marker
+from specrig.report.figures.drawings import Drawing, _save, drawings, file_names, write_figures
+from specrig.report.figures.panels import SCREEN, NothingError
+from specrig.report.figures.style import FAMILIES, method_colour, method_family, method_marker, rc
 from specrig.report.grid import unbroken
 from specrig.report.items import Figure, Section, Text
 from specrig.report.machine import differing, environment_rows, machine, parameters
@@ -85,9 +89,9 @@ class Page(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def study(drawn: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Synthetic, with everything a report can show: a tokenizer, prompts, weights, curves, an audit, failures."""
-    folder = write_study(tmp_path_factory.mktemp("report") / "made_up", ks=(2, 4), tasks=("code", "translation"))
+    folder = Path(shutil.copytree(drawn, tmp_path_factory.mktemp("report") / "made_up"))
     target = folder / "models" / "tiny" / "target"
     target.mkdir(parents=True)
     byte_tokenizer().save(str(target / "tokenizer.json"))
@@ -110,8 +114,13 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     index = json.loads(index_path.read_text())
     index["failed"]["story-k4-t0-b1"] = "ValueError: <script>alert(1)</script>"
     index_path.write_text(json.dumps(index))
-    write_figures(folder, folder / "figures")
     return folder
+
+
+@pytest.fixture(scope="module")
+def data(study: Path) -> StudyData:
+    """The study as reports read it."""
+    return read_study(study)
 
 
 @pytest.fixture(scope="module")
@@ -158,10 +167,9 @@ def test_what_others_wrote_is_escaped(page: tuple[str, Page]) -> None:
     assert "<b>f</b>" not in text and "def <b>f</b>(x):" in parsed.text
 
 
-def test_page_tells_what_happened(page: tuple[str, Page], study: Path) -> None:
+def test_page_tells_what_happened(page: tuple[str, Page], data: StudyData) -> None:
     _, parsed = page
-    found = read_study(study)
-    best = speedup_summary(found.table, found.records, found.tasks, found.audit())
+    best = speedup_summary(data.table, data.records, data.tasks, data.audit())
     fair = best[best["lossless"] & ~best["failed"]]
     top = fair.sort_values("geometric_mean").iloc[-1]
     assert (
@@ -193,32 +201,43 @@ def test_small_target_gets_its_limits(page: tuple[str, Page]) -> None:
 
 def test_report_without_anything_still_stands(tmp_path: Path) -> None:
     folder = tmp_path / "bare"
-    folder.mkdir()
+    (folder / "figures").mkdir(parents=True)
+    (folder / "figures/k_sweep-native-gone.svg").touch()  # of a pair that left the study
     (folder / "study.json").write_text(json.dumps({"study": "bare", "tasks": ["code"], "results": "elsewhere"}))
+    write_figures(folder, folder / "figures")
+    assert files_below(folder / "figures") == set(file_names())
     page = write_report(folder, tmp_path / "report.html").read_text()
     Page(page)
     assert "<code>elsewhere/bare/records</code>" in page
 
 
-def test_figures_are_all_there_and_reproducible(study: Path, tmp_path: Path) -> None:
-    write_figures(study, tmp_path)
-    names = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.*")}
-    assert names == set(file_names())
-    for name in names:
-        assert (tmp_path / name).read_bytes() == (study / "figures" / name).read_bytes()
+def files_below(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*.*")}
 
 
-def test_other_pairs_get_their_own_figures_and_lose_them(tmp_path: Path) -> None:
-    methods = ("ngram", "draft_model")  # a pair with one method has nothing to compare, and no figure of its own
-    folder = write_study(
-        tmp_path / "s", methods=methods, ks=(2,), tasks=("code",), pairs=("a", "b"), prompts=2, length=24
-    )
-    write_figures(folder, tmp_path / "figures")
-    assert (tmp_path / "figures" / "k_sweep-native-b.svg").is_file()
-    config = json.loads((folder / "study.json").read_text())
-    (folder / "study.json").write_text(json.dumps(config | {"pairs": ["a"]}))
-    write_figures(folder, tmp_path / "figures")
-    assert not (tmp_path / "figures" / "k_sweep-native-b.svg").exists()
+def named_drawings(study: Path) -> dict[str, Drawing]:
+    return {drawing.stem: drawing for drawing in drawings(StudyResults(read_study(study)))}
+
+
+def test_figures_are_all_there_and_reproducible(drawn: Path, tmp_path: Path) -> None:
+    assert files_below(drawn / "figures") == set(file_names())
+    again = []
+    for drawing in named_drawings(drawn).values():
+        with plt.rc_context(rc(SCREEN.size)), suppress(NothingError):
+            caption = figures()[drawing.name].caption
+            again += _save(drawing.draw(SCREEN), tmp_path / drawing.stem, caption, picture=True)
+    assert len(again) >= 12
+    for path in again:
+        assert path.read_bytes() == (drawn / "figures" / path.name).read_bytes(), path.name
+
+
+def test_other_pairs_get_their_own_figures(tmp_path: Path) -> None:
+    methods = ("ngram", "draft_model")
+    folder = write_study(tmp_path / "s", methods=methods, ks=(2,), tasks=("code",), pairs=("a", "b"), prompts=2)
+    named = named_drawings(folder)
+    assert {"ranking", "ranking-native-b", "traffic"} <= named.keys() and "traffic-native-b" not in named
+    shutil.rmtree(folder / "records/native/b/ngram")
+    assert "ranking-native-b" not in named_drawings(folder), "a pair with one method has nothing to compare"
 
 
 def test_training_curves_pass_over_a_torn_line(study: Path) -> None:
@@ -256,13 +275,18 @@ def test_a_name_says_only_what_differs_between_a_methods_variants() -> None:
     assert [*names.values()] == ["suffix_p_eagle", "suffix_p_eagle blend", "p_eagle", "p_eagle passes 2"]
 
 
-def test_a_label_of_the_study_names_a_method_in_tables_and_figures(tmp_path: Path) -> None:
+def test_a_label_of_the_study_names_a_method_in_tables_and_figures(
+    tmp_path: Path, report_text: Callable[[Path], str]
+) -> None:
     folder = write_study(tmp_path / "s", methods=("ngram", "draft_model"), ks=(2,), tasks=("code",))
     config = json.loads((folder / "study.json").read_text())
     config["methods"] = [{"method": "ngram", "label": "n-gram, ours"}, {"method": "draft_model"}]
     (folder / "study.json").write_text(json.dumps(config))
-    text = write_report(folder, tmp_path / "report.html").read_text()
-    assert text.count("n-gram, ours, k 2") >= 2 and text.count("<td>n-gram, ours</td>") >= 3
+    assert report_text(folder).count("<td>n-gram, ours</td>") >= 3
+    for name in ("ranking", "heatmap"):
+        figure = named_drawings(folder)[name].draw(SCREEN)
+        plt.close(figure)
+        assert any("n-gram, ours" in text.get_text() for text in figure.findobj(FigureText)), name
     results = StudyResults(read_study(folder))
     assert any("n-gram, ours" in row[0].text for row in results.first_table.rows)
 
@@ -389,10 +413,10 @@ def test_a_method_of_several_k_stands_once_beside_the_best(tmp_path: Path) -> No
 
 
 def test_one_method_gets_no_figure_that_compares(tmp_path: Path) -> None:
-    folder = write_study(tmp_path / "s", methods=("ngram",), ks=(2,), tasks=("code",), prompts=2, length=24)
-    text = write_report(folder, tmp_path / "report.html").read_text()
-    ranked, ran = (figures()[name].caption[:40] for name in ("ranking", "emitted_lengths"))
-    assert ranked not in text and ran in text and "No figure" not in text
+    named = named_drawings(write_study(tmp_path / "s", methods=("ngram",), ks=(2,), tasks=("code",), prompts=2))
+    with pytest.raises(NothingError):
+        named["ranking"].draw(SCREEN)
+    plt.close(named["emitted_lengths"].draw(SCREEN))
 
 
 def test_text_about_a_figure_without_data_is_hidden(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -406,29 +430,27 @@ def test_text_about_a_figure_without_data_is_hidden(study: Path, monkeypatch: py
     assert shown == ["drawn", "told"] and hidden == ["told"]
 
 
-def test_conclusion_does_not_claim_what_the_interval_denies(study: Path) -> None:
-    found = read_study(study)
-    summary = speedup_summary(found.table, found.records, found.tasks)
-    best = best_rows(found.table)
+def test_conclusion_does_not_claim_what_the_interval_denies(data: StudyData) -> None:
+    summary = speedup_summary(data.table, data.records, data.tasks)
+    best = best_rows(data.table)
     mean = ["geometric_mean", "geometric_mean_low", "geometric_mean_high"]
     summary.loc[:, mean] = [1.02, 0.97, 1.07]
-    assert "show no certain gain" in findings(summary, best, found.tasks)[0].paragraph
+    assert "show no certain gain" in findings(summary, best, data.tasks)[0].paragraph
     summary.loc[:, mean] = [0.9, 0.85, 0.95]
-    assert "slower than plain decoding" in findings(summary, best, found.tasks)[0].paragraph
+    assert "slower than plain decoding" in findings(summary, best, data.tasks)[0].paragraph
     summary["lossless"] = False
-    assert "No lossless" in findings(summary, best, found.tasks)[0].paragraph
+    assert "No lossless" in findings(summary, best, data.tasks)[0].paragraph
 
 
-def test_means_over_fewer_tasks_win_nothing(study: Path) -> None:
-    found = read_study(study)
-    summary = speedup_summary(found.table, found.records, found.tasks)
+def test_means_over_fewer_tasks_win_nothing(data: StudyData) -> None:
+    summary = speedup_summary(data.table, data.records, data.tasks)
     fastest = summary["geometric_mean"].idxmax()
     others = summary.drop(index=fastest)
     second = others.loc[others["geometric_mean"].idxmax()]
-    assert f"is {summary.loc[fastest, 'method']} at" in findings(summary, best_rows(found.table), found.tasks)[0].answer
+    assert f"is {summary.loc[fastest, 'method']} at" in findings(summary, best_rows(data.table), data.tasks)[0].answer
     assert with_bold(summary, ["geometric_mean", "code"]).loc[fastest, "geometric_mean_bold"]
     summary.loc[fastest, "tasks"] -= 1
-    assert f"is {second['method']} at" in findings(summary, best_rows(found.table), found.tasks)[0].answer
+    assert f"is {second['method']} at" in findings(summary, best_rows(data.table), data.tasks)[0].answer
     signs = with_bold(summary, ["geometric_mean", "code"])
     assert not signs.loc[fastest, "geometric_mean_bold"] and signs.loc[second.name, "geometric_mean_bold"]
     assert in_order(summary)["method"].iloc[-1] == summary.loc[fastest, "method"]
@@ -437,10 +459,9 @@ def test_means_over_fewer_tasks_win_nothing(study: Path) -> None:
     assert signs.loc[second.name, "geometric_mean_bold"], "a lossy method on more tasks takes nothing from others"
 
 
-def test_the_answer_in_short_is_that_of_the_report(study: Path) -> None:
-    found = read_study(study)
-    summary = speedup_summary(found.table, found.records, found.tasks)
-    [answer] = findings(summary, best_rows(found.table), found.tasks)
+def test_the_answer_in_short_is_that_of_the_report(data: StudyData) -> None:
+    summary = speedup_summary(data.table, data.records, data.tasks)
+    [answer] = findings(summary, best_rows(data.table), data.tasks)
     [line] = in_short(summary)
     for piece in re.findall(r"k = \d+|[\d.]+ times the speed|over \d+ tasks|\[.*\] at 95 %", answer.answer):
         assert piece in line
@@ -456,8 +477,8 @@ def test_the_head_says_where_timing_did_not_settle() -> None:
     )
 
 
-def test_looping_outputs_are_called_out(study: Path) -> None:
-    cells = read_study(study).table
+def test_looping_outputs_are_called_out(data: StudyData) -> None:
+    cells = data.table.copy()
     assert repetition_warnings(cells) == []
     cells.loc[cells["task"] == "code", "baseline_repeated_4grams"] = 0.6
     warnings = repetition_warnings(cells)

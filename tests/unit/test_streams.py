@@ -257,6 +257,7 @@ def test_faults_are_named_in_the_servers_words(server: Scripted, target: str, fa
 
 @pytest.mark.parametrize("status", [429, 503])
 def test_a_busy_server_is_asked_again_before_the_clock_starts(server: Scripted, target: str, status: int) -> None:
+    begun = time.monotonic()
     got = ask(
         server,
         target,
@@ -264,7 +265,7 @@ def test_a_busy_server_is_asked_again_before_the_clock_starts(server: Scripted, 
         lambda handler: handler.whole(status, b"{}", Retry_After="1"),
         lambda handler: handler.stream(said("completions", DONE)),
     )
-    assert len(got.tokens) == N and got.ttft_s < 0.9
+    assert len(got.tokens) == N and got.ttft_s < time.monotonic() - begun - 1
 
 
 @pytest.mark.parametrize(
@@ -303,7 +304,7 @@ def test_a_stream_that_arrives_at_once_has_no_decode_time(server: Scripted, targ
 
     got = ask(server, target, "completions", answer)
     assert got.decode_s == 0 and got.prefill_tokens == len(got.tokens) == N and got.notes == [GATHERED]
-    assert 0.05 <= got.ttft_s == got.prefill_s < 5
+    assert 0.05 <= got.ttft_s == got.prefill_s
 
     named = Endpoint(pair="p", method="ngram", k=1, url=server.url, model="m")
     with Server(PairFiles("p", target, servers=(named,))) as engine:

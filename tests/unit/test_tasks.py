@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -57,7 +55,6 @@ GOOD = {"id": 1, "prompt": "p"}
         ([{"id": 2, "prompt": "  "}], "", "holds no prompts"),
         ([GOOD, {"id": 2, "prompt": ["a"]}], ":2:", "name the text inside it, e.g. 'prompt.0'"),
         ([GOOD, {"id": 2, "prompt": 3}], ":2:", "is not a text but a number"),
-        ([GOOD, {"id": "1", "prompt": "q"}], ":2:", "the id '1' is already in line 1"),
         ([GOOD, {"prompt": "q"}], ":2:", "no field 'id'"),
         ([], "", "holds no prompts"),
     ],
@@ -85,13 +82,5 @@ def test_index_out_of_range_is_a_missing_field(tmp_path: Path) -> None:
 def test_unreadable_files(tmp_path: Path) -> None:
     with pytest.raises(PromptError, match="no such file"):
         read_prompts(tmp_path / "none.jsonl")
-    (tmp_path / "latin.jsonl").write_bytes(b'{"id": 1, "prompt": "\xe9"}\n')
-    with pytest.raises(PromptError, match="not UTF-8 at byte 21; set `encoding`"):
-        read_prompts(tmp_path / "latin.jsonl")
     with pytest.raises(PromptError, match="cannot be read"):
         read_prompts(tmp_path)
-
-
-def test_planning_imports_no_torch() -> None:
-    code = "import sys, specrig.tasks, specrig.training.recipe; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from synthetic import write_study
 
 import specrig.study.study  # noqa: F401 (so that all settings are defined)
+from runs import imported
 from specrig import cli
 from specrig.decoding.drafters import registry
 from specrig.planning.estimate import sizes_of
@@ -84,7 +85,7 @@ warnings.warn("passes are slow", FallbackWarning)
 def printed(arguments: list[str], width: int | None) -> str:
     """What a command prints, on a terminal of that width, or into a pipe."""
     command = [sys.executable, "-m", "specrig", *arguments]
-    environment = os.environ | {"NO_COLOR": "1", "TERM": "xterm"}
+    environment = imported(os.environ | {"NO_COLOR": "1", "TERM": "xterm"})
     if width is None:
         return subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
     ours, its = pty.openpty()

@@ -33,14 +33,6 @@ def no_store_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store without runs: its many migrations take seconds, so they run once."""
-    path = tmp_path_factory.mktemp("store") / "mlflow.db"
-    MlflowClient(f"sqlite:///{path}").search_experiments()
-    return path
-
-
-@pytest.fixture(scope="session")
 def tracked(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> Path:
     """A study with a trained head, as it was entered; only to be read."""
     folder = write_study(
@@ -275,13 +267,13 @@ def test_a_dead_store_costs_one_line_without_its_password(
     study: Path, scheme: str, dead: str, silent_port: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
 ) -> None:
     pytest.importorskip("psycopg2")
-    monkeypatch.setattr(store, "PATIENCE_S", 2 if dead == "silent" else store.PATIENCE_S)
+    monkeypatch.setattr(store, "PATIENCE_S", 1 if dead == "silent" else store.PATIENCE_S)
     monkeypatch.setenv(
         "MLFLOW_TRACKING_URI", f"{scheme}://me:hunter2@127.0.0.1:{silent_port if dead == 'silent' else 9}/db"
     )
     begin = time.monotonic()
     done = track(study)
-    assert time.monotonic() - begin < 20
+    assert time.monotonic() - begin < 30, "by itself MLflow would wait for 40 s"
     assert f"MLflow at {scheme}://me:***@127.0.0.1" in done.error
     output = capfd.readouterr()
     assert len((output.out + output.err).splitlines()) == 1

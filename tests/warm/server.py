@@ -29,9 +29,13 @@ PACKAGES = ["snakemake.cli", "snakemake.workflow", "mlflow", "mlflow.tracking", 
 FROM_TRANSFORMERS = ["AutoModelForCausalLM", "AutoTokenizer", "LlamaForCausalLM", "PreTrainedTokenizerFast"]
 READ_AT_IMPORT = ("HF_", "HOME", "PYTHON", "TRANSFORMERS_", "XDG_")
 """Variables that packages read when they are imported: a request with others than the server's is refused."""
+SET_BY_SPECRIG = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "TRANSFORMERS_VERBOSITY": "error"}
+"""What the command line sets where it is not set: a test that has called it has them, and the server too."""
 
 
 def import_all() -> None:
+    for name, value in SET_BY_SPECRIG.items():
+        os.environ.setdefault(name, value)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name in PACKAGES:
@@ -50,7 +54,7 @@ def import_all() -> None:
 
 
 def read_at_import(environment: Any) -> dict[str, str]:
-    return {name: value for name, value in environment.items() if name.startswith(READ_AT_IMPORT)}
+    return SET_BY_SPECRIG | {name: value for name, value in environment.items() if name.startswith(READ_AT_IMPORT)}
 
 
 def accept(listener: socket.socket) -> tuple[dict[str, Any], list[int]]:
