@@ -1,23 +1,29 @@
 """Faults on purpose, each on a copy of the finished test study: the rerun brings the undisturbed outputs back and
 measures only what was cut.
 
-MLflow away and back is in tests/workflow/test_dag.py, a crashed engine in tests/contract/test_killed_engine.py.
+A run that is killed and MLflow away and back are in tests/workflow/test_dag.py, a crashed engine in tests/contract/test_killed_engine.py.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import resource
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from runs import CELLS, RECORDS, RESULTS, command, copied, outputs, run, stamps, without_measurements
+from specrig.cell import Cell
+from specrig.engines.native import Native
+from specrig.measurement.runner import measure
+from specrig.study.load import load_study
 
 pytestmark = pytest.mark.workflow
 MEASURED = str(RESULTS / "measured/native/tiny/together")
@@ -36,6 +42,7 @@ def changed(folder: Path, before: dict[str, tuple[int, bytes]]) -> set[str]:
 def test_a_damaged_record_stops_the_run_and_the_command_that_it_names_measures_that_cell_again(
     folder: Path, finished: Path
 ) -> None:
+    """The tables are made anew by a run of their own: as after one that ended when it had measured."""
     name = "native/tiny/draft_model/code-k2-t0-b1.jsonl"
     path = folder / RECORDS / name
     path.write_bytes(path.read_bytes()[:-1000])
@@ -47,80 +54,49 @@ def test_a_damaged_record_stops_the_run_and_the_command_that_it_names_measures_t
     assert f"{RECORDS}/{name}:" in result.stdout and fix in result.stdout, result.stdout
     path.unlink()
     shutil.rmtree(folder / RESULTS / "measured")
-    result = run(folder, str(CELLS))
+    result = run(folder, MEASURED)
     assert result.returncode == 0, result.stdout
     assert changed(folder, before) == {name}
     assert outputs(folder) == outputs(finished)
-
-
-def test_a_kill_between_two_cells_of_a_job_keeps_the_first(folder: Path, finished: Path) -> None:
-    """Snakemake's lock is left behind, as by any run that is killed: the next run names the option that removes it."""
-    without_measurements(folder)
-    with (folder / "killed.txt").open("w") as log:
-        process = subprocess.Popen(command(MEASURED), cwd=folder, stdout=log, stderr=log, start_new_session=True)
-        try:
-            while not stamps(folder / RECORDS):
-                assert process.poll() is None, (folder / "killed.txt").read_text()
-                time.sleep(0.002)
-        finally:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    kept = stamps(folder / RECORDS)
-    assert 0 < len(kept) < 8
-    locked = run(folder, MEASURED)
-    assert locked.returncode == 1 and "--unlock" in locked.stdout, locked.stdout
-    assert run(folder, "--unlock").returncode == 0
-    result = run(folder, MEASURED)
-    assert result.returncode == 0 and "Traceback" not in result.stdout, result.stdout
-    after = stamps(folder / RECORDS)
-    assert len(after) == 8
-    assert {name: after[name] for name in kept} == kept, "not measured again"
-    assert outputs(folder) == outputs(finished)
-
-
-LIMITED = """
-import resource
-from pathlib import Path
-import torch
-from specrig.engines.native import Native
-from specrig.measurement.runner import measure
-from specrig.study.load import load_study
-from specrig.training.stages import TEXT
-
-generate = Native.generate
-
-def limited(engine, cell, *arguments, **options):
-    if (cell.method, cell.task) != ("ngram", "code"):
-        return generate(engine, cell, *arguments, **options)
-    pages, before = int(Path("/proc/self/statm").read_text().split()[0]), resource.getrlimit(resource.RLIMIT_AS)
-    taken = []
-    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize(), before[1]))
-    try:
-        for size in (1 << 20, 1 << 17, 1 << 14):  # what the process has already and does not use
-            try:
-                while True:
-                    taken.append(torch.empty(size, dtype=torch.uint8))
-            except RuntimeError:
-                pass
-        return generate(engine, cell, *arguments, **options)
-    finally:
-        taken.clear()
-        resource.setrlimit(resource.RLIMIT_AS, before)
-
-Native.generate = limited
-measure(load_study(Path("results/test/study.json")), "native", "tiny", ["draft_model", "ngram", "medusa"])
-"""
+    result = run(folder, str(CELLS))
+    assert result.returncode == 0 and "Compiling the tables" in result.stdout, result.stdout
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").is_file(), reason="reads the size of its memory from /proc")
-def test_a_cell_without_memory_fails_alone_and_is_measured_by_the_next_run(folder: Path, finished: Path) -> None:
+def test_a_cell_without_memory_fails_alone_and_is_measured_by_the_next_run(
+    folder: Path, finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     without_measurements(folder)
-    subprocess.run([sys.executable, "-c", LIMITED], cwd=folder, check=True, capture_output=True)
-    index = json.loads((folder / RECORDS / "native/tiny/ngram/index.json").read_text())
+    monkeypatch.chdir(folder)
+    generate = Native.generate
+
+    def limited(engine: Native, cell: Cell, *arguments: Any, **options: Any) -> Any:
+        if (cell.method, cell.task) != ("ngram", "code"):
+            return generate(engine, cell, *arguments, **options)
+        pages, before = int(Path("/proc/self/statm").read_text().split()[0]), resource.getrlimit(resource.RLIMIT_AS)
+        taken = []
+        resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize(), before[1]))
+        try:
+            for size in (1 << 20, 1 << 17, 1 << 14):  # what the process has already and does not use
+                with contextlib.suppress(RuntimeError):
+                    while True:
+                        taken.append(torch.empty(size, dtype=torch.uint8))
+            return generate(engine, cell, *arguments, **options)
+        finally:
+            taken.clear()
+            resource.setrlimit(resource.RLIMIT_AS, before)
+
+    def measured() -> None:
+        measure(load_study(RESULTS / "study.json"), "native", "tiny", ["draft_model", "ngram", "medusa"])
+
+    with monkeypatch.context() as short:
+        short.setattr(Native, "generate", limited)
+        measured()
+    index = json.loads((RECORDS / "native/tiny/ngram/index.json").read_text())
     assert list(index["failed"]) == ["code-k3-t0-b1"] and "memory" in index["failed"]["code-k3-t0-b1"].lower()
-    before = stamps(folder / RECORDS)
+    before = stamps(RECORDS)
     assert len(before) == 7
-    assert run(folder, MEASURED).returncode == 0
+    measured()
     assert changed(folder, before) == {"native/tiny/ngram/code-k3-t0-b1.jsonl"}
     assert outputs(folder) == outputs(finished)
 
@@ -133,13 +109,23 @@ def mounting(folder: Path, script: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*unshare, "bash", "-c", script], cwd=folder, capture_output=True, text=True, timeout=600)
 
 
+FULL = f"""
+import os
+from specrig import cli
+measure = ["stage", "measure", "--study", "{RESULTS}/study.json", "--engine", "native", "--pair", "tiny"]
+print("code", cli.main(measure), flush=True)
+os.system("cp -a {RECORDS} kept; mount -o remount,size=10m {RECORDS}")
+print("code", cli.main(measure), flush=True)
+"""
+
+
 def test_a_full_disk_is_reported_with_the_path_and_the_next_run_goes_on(folder: Path, finished: Path) -> None:
     without_measurements(folder)
-    measure = f"{sys.executable} -m specrig stage measure --study {RESULTS}/study.json --engine native --pair tiny"
+    (folder / "full.py").write_text(FULL)
     result = mounting(
         folder,
-        f"mkdir {RECORDS}; mount -t tmpfs -o size=64k full {RECORDS} || exit 9; {measure}; echo code $?; cp -a "
-        f"{RECORDS} kept;mount -o remount,size=10m {RECORDS}; {measure}; echo code $?; cp -a {RECORDS} all",
+        f"mkdir {RECORDS}; mount -t tmpfs -o size=64k full {RECORDS} || exit 9; {sys.executable} full.py; "
+        f"cp -a {RECORDS} all",
     )
     assert "code 2" in result.stdout and "code 0" in result.stdout, result.stdout + result.stderr
     assert f"{RECORDS}/native/tiny/" in result.stderr and "No space left on device" in result.stderr
