@@ -6,24 +6,29 @@ A run that is killed and MLflow away and back are in tests/workflow/test_dag.py,
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import resource
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 
-from runs import CELLS, RECORDS, RESULTS, command, copied, outputs, run, stamps, without_measurements
-from specrig.cell import Cell
-from specrig.engines.native import Native
-from specrig.measurement.runner import measure
-from specrig.study.load import load_study
+from runs import (
+    CELLS,
+    FIRST,
+    RECORDS,
+    RESULTS,
+    SERVER,
+    command,
+    copied,
+    imported,
+    outputs,
+    run,
+    stamps,
+    without_measurements,
+)  # fmt: skip
 
 pytestmark = pytest.mark.workflow
 MEASURED = str(RESULTS / "measured/native/tiny/together")
@@ -62,41 +67,48 @@ def test_a_damaged_record_stops_the_run_and_the_command_that_it_names_measures_t
     assert result.returncode == 0 and "Compiling the tables" in result.stdout, result.stdout
 
 
-@pytest.mark.skipif(not Path("/proc/self/statm").is_file(), reason="reads the size of its memory from /proc")
-def test_a_cell_without_memory_fails_alone_and_is_measured_by_the_next_run(
-    folder: Path, finished: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+LIMITED = """
+import resource
+from pathlib import Path
+import torch
+from specrig.engines.native import Native
+
+generate = Native.generate
+
+def limited(engine, cell, *arguments, **options):
+    if (cell.method, cell.task) != ("ngram", "code"):
+        return generate(engine, cell, *arguments, **options)
+    pages, before = int(Path("/proc/self/statm").read_text().split()[0]), resource.getrlimit(resource.RLIMIT_AS)
+    taken = []
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize(), before[1]))
+    try:
+        for size in (1 << 20, 1 << 17, 1 << 14):  # what the process has already and does not use
+            try:
+                while True:
+                    taken.append(torch.empty(size, dtype=torch.uint8))
+            except RuntimeError:
+                pass
+        return generate(engine, cell, *arguments, **options)
+    finally:
+        taken.clear()
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+Native.generate = limited
+"""
+MEASURE = ["stage", "measure", "--study", f"{RESULTS}/study.json", "--engine", "native", "--pair", "tiny"]
+
+
+@pytest.mark.skipif(SERVER not in os.environ, reason="only copies of the tests' server can be short of memory")
+def test_a_cell_without_memory_fails_alone_and_is_measured_by_the_next_run(folder: Path, finished: Path) -> None:
     without_measurements(folder)
-    monkeypatch.chdir(folder)
-    generate = Native.generate
-
-    def limited(engine: Native, cell: Cell, *arguments: Any, **options: Any) -> Any:
-        if (cell.method, cell.task) != ("ngram", "code"):
-            return generate(engine, cell, *arguments, **options)
-        pages, before = int(Path("/proc/self/statm").read_text().split()[0]), resource.getrlimit(resource.RLIMIT_AS)
-        taken = []
-        resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize(), before[1]))
-        try:
-            for size in (1 << 20, 1 << 17, 1 << 14):  # what the process has already and does not use
-                with contextlib.suppress(RuntimeError):
-                    while True:
-                        taken.append(torch.empty(size, dtype=torch.uint8))
-            return generate(engine, cell, *arguments, **options)
-        finally:
-            taken.clear()
-            resource.setrlimit(resource.RLIMIT_AS, before)
-
-    def measured() -> None:
-        measure(load_study(RESULTS / "study.json"), "native", "tiny", ["draft_model", "ngram", "medusa"])
-
-    with monkeypatch.context() as short:
-        short.setattr(Native, "generate", limited)
-        measured()
-    index = json.loads((RECORDS / "native/tiny/ngram/index.json").read_text())
+    (folder / "limited.py").write_text(LIMITED)
+    command = [sys.executable, "-m", "specrig", *MEASURE]
+    subprocess.run(command, cwd=folder, env=imported() | {FIRST: "limited.py"}, capture_output=True)
+    index = json.loads((folder / RECORDS / "native/tiny/ngram/index.json").read_text())
     assert list(index["failed"]) == ["code-k3-t0-b1"] and "memory" in index["failed"]["code-k3-t0-b1"].lower()
-    before = stamps(RECORDS)
+    before = stamps(folder / RECORDS)
     assert len(before) == 7
-    measured()
+    subprocess.run(command, cwd=folder, env=imported(), capture_output=True, check=True)
     assert changed(folder, before) == {"native/tiny/ngram/code-k3-t0-b1.jsonl"}
     assert outputs(folder) == outputs(finished)
 
@@ -112,10 +124,9 @@ def mounting(folder: Path, script: str) -> subprocess.CompletedProcess[str]:
 FULL = f"""
 import os
 from specrig import cli
-measure = ["stage", "measure", "--study", "{RESULTS}/study.json", "--engine", "native", "--pair", "tiny"]
-print("code", cli.main(measure), flush=True)
+print("code", cli.main({MEASURE}), flush=True)
 os.system("cp -a {RECORDS} kept; mount -o remount,size=10m {RECORDS}")
-print("code", cli.main(measure), flush=True)
+print("code", cli.main({MEASURE}), flush=True)
 """
 
 
