@@ -135,7 +135,9 @@ def rows_of_cells(folder: Path) -> int:
 
 
 def cut(folder: Path, when: Callable[[str], bool], how: signal.Signals) -> str:
-    """Run the study until `when` is true of what it says, send the signal to all its processes; returns what it said."""
+    """Run the study until `when` is true of what it said, and send the signal to all its processes; returns what it says
+    then.
+    """
     for name in ("Snakefile", "workflow", "profiles"):
         if not (folder / name).exists():
             (folder / name).symlink_to(REPOSITORY / name)
@@ -153,13 +155,14 @@ def cut(folder: Path, when: Callable[[str], bool], how: signal.Signals) -> str:
     try:
         while not when(log.read_text()):
             assert process.poll() is None, log.read_text()
-            time.sleep(0.02)
+            time.sleep(0.002)
     finally:
+        length = len(log.read_text())
         os.killpg(process.pid, how)
         code = process.wait(300)
     assert code == (130 if how is signal.SIGINT else -how), log.read_text()
     assert "Traceback" not in log.read_text()
-    return log.read_text()
+    return log.read_text()[length:]
 
 
 def test_a_run_cut_midway_goes_on_where_it_was(copied: Path, finished: Path) -> None:
@@ -171,7 +174,7 @@ def test_a_run_cut_midway_goes_on_where_it_was(copied: Path, finished: Path) -> 
     locked = run(copied, MEASURED)
     assert locked.returncode == 1 and "--unlock" in locked.stdout, locked.stdout
     assert run(copied, "--unlock").returncode == 0
-    said = cut(copied, lambda said: "Measuring" in said, signal.SIGINT)
+    said = cut(copied, lambda said: "Loading weights" in said, signal.SIGINT)
     assert "Error" not in said
     assert said.endswith("\nInterrupted. Finished cells are kept; the same command continues.\n")
     kept = stamps(copied) | kept
