@@ -108,7 +108,7 @@ def run(
 
 def copied(start: Path, folder: Path) -> Path:
     """A copy of a study's folder with the times of its files, by which Snakemake judges."""
-    return Path(shutil.copytree(start, folder, copy_function=shutil.copy2))
+    return Path(shutil.copytree(start, folder, symlinks=True))
 
 
 def without_measurements(folder: Path) -> None:
