@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
 
 import runs
-from runs import CONFIG, REPOSITORY, outputs, run, without_measurements
+from runs import REPOSITORY, run
 
 CELLS = "results/test/tables/cells.csv"
 """As a target: measuring and the tables, without figures, MLflow and report."""
@@ -134,17 +134,14 @@ def rows_of_cells(folder: Path) -> int:
     return len((folder / CELLS).read_text().splitlines()) - 1
 
 
-def cut(folder: Path, when: Callable[[str], bool], how: signal.Signals) -> str:
-    """Run the study until `when` is true of what it said, and send the signal to all its processes; returns what it says
-    then.
-    """
+def cut_after(folder: Path, config: str, cells: int, how: signal.Signals, log: Path) -> dict[str, tuple[int, bytes]]:
+    """Run until so many cells are measured, send the signal to all processes of the run, and say what is finished."""
     for name in ("Snakefile", "workflow", "profiles"):
         if not (folder / name).exists():
             (folder / name).symlink_to(REPOSITORY / name)
-    log = folder / "cut.txt"
     with log.open("w") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "specrig", "run", CONFIG, MEASURED],
+            [sys.executable, "-m", "specrig", "run", config, CELLS],
             cwd=folder,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -152,38 +149,46 @@ def cut(folder: Path, when: Callable[[str], bool], how: signal.Signals) -> str:
             # Shells ignore Ctrl-C for what they run in the background, and so would we if the tests run there.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )
-    try:
-        while not when(log.read_text()):
-            assert process.poll() is None, log.read_text()
-            time.sleep(0.002)
-    finally:
+        deadline = time.monotonic() + 900
+        while len(stamps(folder)) < cells and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert process.poll() is None, log.read_text()
         length = len(log.read_text())
         os.killpg(process.pid, how)
         code = process.wait(300)
     assert code == (130 if how is signal.SIGINT else -how), log.read_text()
+    if how is signal.SIGINT:
+        assert "Error" not in log.read_text()[length:]
+        assert log.read_text().endswith("\nInterrupted. Finished cells are kept; the same command continues.\n")
     assert "Traceback" not in log.read_text()
-    return log.read_text()[length:]
+    return stamps(folder)
 
 
-def test_a_run_cut_midway_goes_on_where_it_was(copied: Path, finished: Path) -> None:
-    """Cut by a power cut when the first cells are there, after which Snakemake's lock is left, then by Ctrl-C."""
-    without_measurements(copied)
-    cut(copied, lambda _: bool(stamps(copied)), signal.SIGKILL)
-    kept = stamps(copied)
-    assert 0 < len(kept) < 8
-    locked = run(copied, MEASURED)
+def test_a_run_cut_midway_goes_on_where_it_was(copied: Path) -> None:
+    """Cut by Ctrl-C, then by a power cut, after which Snakemake's lock is left."""
+    methods = [{"method": "draft_model", "k": [2, 3, 4, 5]}]
+    # The cells of a task are written together, so that of three tasks one is left whatever the moment of the second
+    # cut.
+    tasks = ["code", "translation", "summarization"]
+    config = edit(
+        copied, "configs/test.yaml", "configs/long.yaml", methods=methods, tasks=tasks, prompts=4, max_new_tokens=100
+    )
+    shutil.rmtree(copied / RECORDS)
+    first = cut_after(copied, config, 1, signal.SIGINT, copied / "interrupted.txt")
+    assert {name.split("-")[0] for name in first} == {"draft_model/code"}
+    second = cut_after(copied, config, len(first) + 1, signal.SIGKILL, copied / "killed.txt")
+    assert len(first) < len(second) < 12
+    locked = run(copied, MEASURED, config=config)
     assert locked.returncode == 1 and "--unlock" in locked.stdout, locked.stdout
-    assert run(copied, "--unlock").returncode == 0
-    said = cut(copied, lambda said: "Loading weights" in said, signal.SIGINT)
-    assert "Error" not in said
-    assert said.endswith("\nInterrupted. Finished cells are kept; the same command continues.\n")
-    kept = stamps(copied) | kept
-    assert len(kept) < 8
-    result = run(copied, MEASURED)
-    assert result.returncode == 0 and "Traceback" not in result.stdout, result.stdout
+    assert run(copied, "--unlock", config=config).returncode == 0
+    result = run(copied, MEASURED, config=config)
+    assert result.returncode == 0, result.stdout
     after = stamps(copied)
-    assert len(after) == 8 and {name: after[name] for name in kept} == kept, "measured again"
-    assert outputs(copied) == outputs(finished)
+    assert len(after) == 12
+    for name, stamp in (first | second).items():
+        assert after[name] == stamp, f"{name} was measured again"
+    for name, stamp in first.items():
+        assert second[name] == stamp, f"{name} was measured again"
 
 
 def test_mlflow_out_of_reach_fails_nothing_and_the_next_run_tries_again(copied: Path) -> None:
