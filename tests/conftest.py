@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -18,7 +17,7 @@ import pytest
 from filelock import FileLock
 from hypothesis import HealthCheck, settings
 
-from runs import REPOSITORY, furnish, imported, run
+from runs import REPOSITORY, SERVER, furnish, imported, run, server
 from warm.short_probes import shorten
 
 # A busy machine fails no test: what is timed belongs into a benchmark.
@@ -29,19 +28,10 @@ shorten()
 
 def pytest_configure(config: pytest.Config) -> None:
     """One server for the jobs of all studies; it imports nothing before the first."""
-    if "SPECRIG_TESTS_SERVER" in os.environ or sys.platform != "linux":
-        return
-    folder = tempfile.TemporaryDirectory(prefix="specrig-tests-")  # the name of a socket is short
-    os.environ["SPECRIG_TESTS_SERVER"] = address = f"{folder.name}/server"
-    command = [sys.executable, str(REPOSITORY / "tests/warm/server.py"), address]
-    server = subprocess.Popen(command, env=imported(), stdin=subprocess.PIPE)
-
-    def stop() -> None:
-        server.kill()
-        server.wait()
-        folder.cleanup()
-
-    config.add_cleanup(stop)
+    if SERVER not in os.environ:
+        stack = contextlib.ExitStack()
+        os.environ.update(stack.enter_context(server(os.environ)))
+        config.add_cleanup(stack.close)
 
 
 @pytest.fixture(scope="session")
@@ -99,7 +89,7 @@ def finished(once: Once) -> Path:
     def build(folder: Path) -> None:
         furnish(folder)
         with (folder / "output.txt").open("w") as message:
-            code = run(folder, env=os.environ | secrets, stdout=message).returncode
+            code = run(folder, env=imported() | secrets, stdout=message).returncode
         assert code == 0, (folder / "output.txt").read_text()
 
     return once("study", build)

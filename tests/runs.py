@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,10 +63,35 @@ def command(*arguments: str, config: str | None = CONFIG, profile: str = "defaul
     return [*snakemake, *own, *arguments, *(["--configfile", config] if config else [])]
 
 
+SERVER = "SPECRIG_TESTS_SERVER"
+"""Environment variable with the address of a process that has imported all (warm/server.py)."""
+FIRST = "SPECRIG_TESTS_FIRST"
+"""Environment variable with a file of Python that each of its copies runs first, as a job that finds other things."""
+
+
+@contextlib.contextmanager
+def server(environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
+    """While such a process runs, as a user with this environment: the variable that names it. Linux alone has it."""
+    if sys.platform != "linux":
+        yield {}
+        return
+    with tempfile.TemporaryDirectory(prefix="specrig-tests-") as folder:  # the name of a socket is short
+        named = {SERVER: f"{folder}/server"}
+        command = [sys.executable, str(REPOSITORY / "tests/warm/server.py"), named[SERVER]]
+        process = subprocess.Popen(command, env=imported({**environment, **named}), stdin=subprocess.PIPE)
+        try:
+            while not Path(named[SERVER]).exists() and process.poll() is None:
+                time.sleep(0.02)
+            yield named
+        finally:
+            process.kill()
+            process.wait()
+
+
 def imported(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The environment in which Snakemake and its jobs are copies of a process that has imported all (warm/server.py)."""
+    """The environment in which Snakemake and its jobs are copies of the process that has imported all."""
     path = os.pathsep.join(filter(None, [str(REPOSITORY / "tests/warm"), environment.get("PYTHONPATH")]))
-    return {**environment, "PYTHONPATH": path} if "SPECRIG_TESTS_SERVER" in environment else dict(environment)
+    return {**environment, "PYTHONPATH": path} if SERVER in environment else dict(environment)
 
 
 def run(
@@ -80,7 +108,7 @@ def run(
 
 def copied(start: Path, folder: Path) -> Path:
     """A copy of a study's folder with the times of its files, by which Snakemake judges."""
-    return Path(shutil.copytree(start, folder, copy_function=shutil.copy2))
+    return Path(shutil.copytree(start, folder, symlinks=True))
 
 
 def without_measurements(folder: Path) -> None:

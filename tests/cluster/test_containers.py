@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+import time
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from packaging.specifiers import SpecifierSet
 
 from runs import imported
 from specrig.audit.toy_pair import PROMPT, build
-from specrig.engines.http.launch import ServerProcess, free_port
+from specrig.engines.http.launch import free_port
 
 REPOSITORY = Path(__file__).parents[2]
 RECIPE = (REPOSITORY / "containers/Dockerfile").read_text()
@@ -79,9 +80,15 @@ def test_what_the_pod_runs_can_be_planned(size: str, tmp_path: Path) -> None:
     assert "Measuring" in result.stderr + result.stdout
 
 
-def test_what_compose_starts_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def answers(url: str) -> bool:
+    try:
+        return requests.get(url, timeout=60).ok
+    except requests.ConnectionError:
+        return False
+
+
+def test_what_compose_starts_answers(tmp_path: Path) -> None:
     """Its three commands as processes here, on a processor, at ports of this machine."""
-    monkeypatch.setenv("SPECRIG_API_KEY", "a key")
     services = yaml.safe_load((REPOSITORY / "containers/compose.yaml").read_text())["services"]
     pair, ports = build(tmp_path), {name: str(free_port()) for name in services}
     here = {
@@ -94,7 +101,7 @@ def test_what_compose_starts_answers(tmp_path: Path, monkeypatch: pytest.MonkeyP
     here |= {
         f"http://{name}:{port}": f"http://127.0.0.1:{ports[name]}" for name, port in (("target", 8001), ("draft", 8002))
     }
-    running = []
+    running: list[subprocess.Popen[bytes]] = []
     try:
         for name, service in services.items():
             arguments = [here.get(word, word) for word in service["command"]]
@@ -103,16 +110,18 @@ def test_what_compose_starts_answers(tmp_path: Path, monkeypatch: pytest.MonkeyP
                 "where it is asked how it is"
             )
             arguments[at + 1] = ports[name]
-            url = f"http://127.0.0.1:{ports[name]}"
-            running.append(
-                ServerProcess([sys.executable, "-m", "specrig", *arguments], url, health="/health", ready_s=120)
-            )
+            command = [sys.executable, "-m", "specrig", *arguments]
+            running.append(subprocess.Popen(command, env=imported() | {"SPECRIG_API_KEY": "a key"}))
+            while not answers(f"http://127.0.0.1:{ports[name]}/health"):
+                assert running[-1].poll() is None
+                time.sleep(0.05)
         url, body = f"http://127.0.0.1:{ports['coordinator']}/v1/completions", {"prompt": list(PROMPT), "max_tokens": 8}
         assert requests.post(url, json=body, timeout=60).status_code == 401
         answer = requests.post(url, json=body, headers={"Authorization": "Bearer a key"}, timeout=60)
         assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] == 8, answer.text
     finally:
         for process in running:
-            process.close()
+            process.kill()
+            process.wait()
     gpus = [services[name]["deploy"]["resources"]["reservations"]["devices"][0] for name in ("target", "draft")]
     assert all(gpu["driver"] == "nvidia" and gpu["capabilities"] == ["gpu"] for gpu in gpus)

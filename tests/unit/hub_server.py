@@ -54,10 +54,14 @@ class HubServer(ThreadingHTTPServer):
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
+        self.forget()
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    def forget(self) -> None:
+        """What it was given, and what it was asked."""
         self.repositories: dict[tuple[str, str], Repository] = {}
         self.requests: list[str] = []
         self.down = False
-        threading.Thread(target=self.serve_forever, daemon=True).start()
 
     @property
     def url(self) -> str:

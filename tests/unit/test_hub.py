@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ import pytest
 import yaml
 from hub_server import TOKEN, HubServer
 
+from runs import imported, server
 from specrig.measurement.records import Record, read_records
 from specrig.models.gate import _json, check_pair, vocabulary
 from specrig.study.load import load_study
@@ -32,65 +34,62 @@ pytestmark = pytest.mark.skipif(not STORIES.is_dir(), reason="needs ../shared/da
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
-@pytest.fixture
-def hub() -> Iterator[HubServer]:
-    server = HubServer()
-    yield server
-    server.shutdown()
-    server.server_close()
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[HubServer, dict[str, str]]]:
+    """A hub, and the environment of its user. huggingface_hub reads it when it is imported: copies of one process have."""
+    hub = HubServer()
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    clean |= {
+        "HF_ENDPOINT": hub.url,
+        "HF_HOME": str(tmp_path_factory.mktemp("hub") / "cache"),
+        "COLUMNS": "400",
+        "DISABLE_SAFETENSORS_CONVERSION": "1",
+    }
+    with server(clean) as named:
+        yield hub, imported(clean | named)
+    hub.shutdown()
+    hub.server_close()
 
 
 @pytest.fixture
-def specrig(hub: HubServer, workplace: Path) -> Command:
-    """Runs `specrig` as a user of that hub with an empty cache. huggingface_hub reads its environment when it is
-    imported.
-    """
+def hub(served: tuple[HubServer, dict[str, str]]) -> HubServer:
+    """That hub with nothing in it, and no cache of it."""
+    served[0].forget()
+    shutil.rmtree(served[1]["HF_HOME"], ignore_errors=True)
+    return served[0]
+
+
+@pytest.fixture
+def specrig(served: tuple[HubServer, dict[str, str]], hub: HubServer, workplace: Path) -> Command:
+    """Runs `specrig` as a user of that hub."""
     (workplace / "prompts.jsonl").write_text(json.dumps({"id": 1, "prompt": BEGINNING}) + "\n")
     (workplace / "configs/tasks.tsv").write_text(f"{TASK}stories\tprompts.jsonl\tid\tprompt\n")
 
     def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        clean = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
-        own = {
-            "HF_ENDPOINT": hub.url,
-            "HF_HOME": str(workplace / "cache"),
-            "COLUMNS": "400",
-            "DISABLE_SAFETENSORS_CONVERSION": "1",
-        }
         command = [sys.executable, "-m", "specrig", *arguments]
         return subprocess.run(
-            command, env=clean | own | environment, capture_output=True, text=True, timeout=300, check=False
+            command, env=served[1] | environment, capture_output=True, text=True, timeout=300, check=False
         )
 
     return run
 
 
-def study(method: str = "draft_model", **changes: Any) -> str:
+def study(*methods: str, **changes: Any) -> str:
     """Write a config; returns its path."""
     settings = {
-        "study": "hub", "pairs": ["stories"], "tasks": ["stories"], "methods": [{"method": method, "k": 3}], "prompts": 1,
+        "study": "hub", "pairs": ["stories"], "tasks": ["stories"], "prompts": 1,
+        "methods": [{"method": method, "k": 3} for method in methods or ("draft_model",)],
         "max_new_tokens": 12, "warmup": 0, "threads": 1, "device": "cpu", "tables": {"reported": None},
     }  # fmt: skip
     Path("configs/hub.yaml").write_text(yaml.safe_dump({**settings, **changes}))
     return "configs/hub.yaml"
 
 
-def job(method: str) -> list[str]:
-    return [
-        "stage",
-        "measure",
-        "--study",
-        "configs/hub.yaml",
-        "--engine",
-        "native",
-        "--pair",
-        "stories",
-        "--method",
-        method,
-    ]
+JOB = ["stage", "measure", "--study", "configs/hub.yaml", "--engine", "native", "--pair", "stories"]
 
 
 def measured(method: str) -> tuple[list[Record], dict[str, Any]]:
-    """The job's records and what its environment says of the models."""
+    """The method's records and what its environment says of the models."""
     folder = Path("results/hub/records/native/stories") / method
     assert json.loads((folder / "index.json").read_text())["failed"] == {}
     (file,) = folder.glob("*.jsonl")
@@ -104,17 +103,27 @@ def downloads(hub: HubServer, repo: str) -> set[str]:
     }
 
 
-def test_a_pair_from_the_hub_is_measured_at_its_commits(hub: HubServer, specrig: Command) -> None:
+def test_a_pair_and_its_head_from_the_hub_are_measured_at_their_commits(
+    served: tuple[HubServer, dict[str, str]], hub: HubServer, specrig: Command, tmp_path: Path
+) -> None:
+    from transformers import AutoConfig
+
+    from specrig.heads.eagle import module as eagle
+
+    eagle.initialise(tmp_path / "head", AutoConfig.from_pretrained(STORIES), 0)
+    head = hub.add("tiny/head", tmp_path / "head")
+    hub.add("tiny/head", {"config.json": b"{}"})  # main moves on to something broken
     pinned = hub.add("tiny/target", STORIES)
     later = {**hub.repositories["models", "tiny/target"].commits[pinned], "README.md": b"new"}
     moved = hub.add("tiny/target", later, gated=True)
     draft = hub.add("tiny/draft", STORIES)
-    Path("configs/pairs.tsv").write_text(f"{PAIR}stories\ttiny/target\ttiny/draft\t{pinned}\n")
-    output = specrig("plan", study()).stdout
-    assert "1 cell in 1 job" in output and "Not pinned tiny/draft: " in output and "tiny/target" not in output
+    row = f"stories\ttiny/target\ttiny/draft\t{{}}\t\teagle=tiny/head@{head}\n"
+    Path("configs/pairs.tsv").write_text(PAIR + row.format(pinned))
+    output = specrig("plan", study("draft_model", "eagle")).stdout
+    assert "2 cells in 1 job" in output and "Not pinned tiny/draft: " in output and "tiny/target" not in output
     assert not hub.requests, "planning asks no hub"
 
-    result = specrig(*job("draft_model"), HF_TOKEN=TOKEN)
+    result = specrig(*JOB, HF_TOKEN=TOKEN)
     assert result.returncode == 0, result.stderr
     (record,), models = measured("draft_model")
     assert record.run.tokens == record.baseline.tokens and record.run.rounds.accepted[0] == 3, (
@@ -124,40 +133,27 @@ def test_a_pair_from_the_hub_is_measured_at_its_commits(hub: HubServer, specrig:
     assert {name: (model["source"], model["revision"]) for name, model in models.items()} == {
         "target": ("tiny/target", pinned),
         "draft": ("tiny/draft", draft),
+        "eagle": ("tiny/head", head),
     }
-    assert downloads(hub, "tiny/target") == {pinned}
+    (drafted,), _ = measured("eagle")
+    assert drafted.run.tokens == drafted.baseline.tokens
+    assert downloads(hub, "tiny/target") == {pinned} and downloads(hub, "tiny/head") == {head}
 
-    # Nothing is asked twice: a longer answer comes from the cache.
+    # What the cache has is found without the hub.
+    code = "import sys; from specrig.models.hub import fetch_folder; print(fetch_folder(*sys.argv[1:]))"
+    offline = served[1] | {"HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-c", code, "tiny/target", pinned]
+    assert f"snapshots/{pinned}" in subprocess.run(command, env=offline, capture_output=True, text=True).stdout
+
+    # Another pin is another model: its cells are measured again. Nothing is asked twice.
     before = len(hub.requests)
-    study(max_new_tokens=16)
-    result = specrig(*job("draft_model"), HF_HUB_OFFLINE="1")
-    assert result.returncode == 0, result.stderr
-    assert len(measured("draft_model")[0][0].run.tokens) == 16 and len(hub.requests) == before
-
-    # Another pin is another model: its cells are measured again.
-    before = measured("draft_model")[0][0].digest
-    Path("configs/pairs.tsv").write_text(f"{PAIR}stories\ttiny/target\ttiny/draft\t{moved}\n")
-    assert specrig(*job("draft_model"), HF_TOKEN=TOKEN).returncode == 0
-    (record,), models = measured("draft_model")
-    assert record.digest != before and models["target"]["revision"] == moved
-
-
-def test_a_trained_head_from_the_hub(hub: HubServer, specrig: Command, tmp_path: Path) -> None:
-    from transformers import AutoConfig
-
-    from specrig.heads.eagle import module as eagle
-
-    eagle.initialise(tmp_path / "head", AutoConfig.from_pretrained(STORIES), 0)
-    target, head = hub.add("tiny/target", STORIES), hub.add("tiny/head", tmp_path / "head")
-    hub.add("tiny/head", {"config.json": b"{}"})  # main moves on to something broken
-    Path("configs/pairs.tsv").write_text(f"{PAIR}stories\ttiny/target\t\t\t\teagle=tiny/head@{head}\n")
-    study("eagle")
-    result = specrig(*job("eagle"))
-    assert result.returncode == 0, result.stderr
-    (record,), models = measured("eagle")
-    assert record.run.tokens == record.baseline.tokens
-    assert models["eagle"] == {"source": "tiny/head", "revision": head} and models["target"]["revision"] == target
-    assert downloads(hub, "tiny/head") == {head}
+    Path("configs/pairs.tsv").write_text(PAIR + row.format(moved))
+    study("draft_model")
+    assert specrig(*JOB, HF_TOKEN=TOKEN).returncode == 0
+    (again,), models = measured("draft_model")
+    assert again.digest != record.digest and models["target"]["revision"] == moved
+    downloaded = [line for line in hub.requests[before:] if line.startswith("GET ") and "/resolve/" in line]
+    assert all(line.startswith(f"GET /tiny/target/resolve/{moved}/") for line in downloaded), downloaded
 
 
 def test_engines_that_serve_get_the_revisions(tmp_path: Path) -> None:
@@ -201,7 +197,7 @@ def test_refusals_name_the_fix(
         hub.add(name, STORIES, gated=True)
     Path("configs/pairs.tsv").write_text(f"{PAIR}stories\t{row}\n")
     study("ngram")
-    result = specrig(*job("ngram"), **environment)
+    result = specrig(*JOB, **environment)
     assert result.returncode == 2 and expected in result.stderr, result.stderr
     assert "Traceback" not in result.stderr and len(result.stderr.splitlines()) < 6
     assert not any("safetensors" in line for line in hub.requests), "refused before any weight is read"
@@ -211,8 +207,9 @@ def test_a_draft_without_a_config_fails_its_cells_alone(hub: HubServer, specrig:
     hub.add("tiny/target", STORIES)
     hub.add("tiny/headless", {"README.md": b"nothing"})
     Path("configs/pairs.tsv").write_text(f"{PAIR}stories\ttiny/target\ttiny/headless\t\n")
-    study("draft_model")
-    result = specrig(*job("draft_model"))
+    study("draft_model", "ngram")
+    result = specrig(*JOB)
+    assert measured("ngram")
     assert "failed: FileMissingError: tiny/headless: its repository holds no config.json" in result.stderr
     assert "Traceback" not in result.stderr
 
@@ -398,7 +395,7 @@ def test_a_data_set_from_the_hub_reaches_the_scores(hub: HubServer, specrig: Com
     assert [line["id"] for line in lines] == ["1", "2"] and lines[0]["reference"] == f"{REST} 0"
     assert lines[0]["prompt"] == f"Translate.\nGerman: {BEGINNING} (0).\nEnglish:"
     assert downloads(hub, "datasets/tiny/wmt") <= {first, "main"}
-    result = specrig(*job("draft_model"))
+    result = specrig(*JOB)
     assert result.returncode == 0, result.stderr
     Path("results/hub/study.json").write_text(load_study(Path(config)).model_dump_json())
     result = specrig("stage", "quality", "--study", "results/hub/study.json")

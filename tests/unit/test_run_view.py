@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from runs import imported
 from snakemake_logger_plugin_specrig import EXPECTED, clock
 from specrig.cli import run
 from specrig.planning.estimate import expected_seconds
@@ -30,7 +31,7 @@ rule measure:
 def shown(*words: str) -> str:
     """What Snakemake prints on a terminal of 80 columns, without control sequences."""
     command = [sys.executable, "-m", "snakemake", "--cores", "1", "--logger", "specrig", "--config", *words]
-    environment = os.environ | {"COLUMNS": "80", "TERM": "xterm", EXPECTED: '{"measure": 100.0}'}
+    environment = imported() | {"COLUMNS": "80", "TERM": "xterm", EXPECTED: '{"measure": 100.0}'}
     child, terminal = pty.fork()
     if not child:
         os.execvpe(command[0], command, environment)

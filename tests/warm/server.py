@@ -18,9 +18,11 @@ import select
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import traceback
 import warnings
+from pathlib import Path
 from typing import Any
 
 from short_probes import shorten
@@ -54,7 +56,8 @@ def import_all() -> None:
 
 
 def read_at_import(environment: Any) -> dict[str, str]:
-    return SET_BY_SPECRIG | {name: value for name, value in environment.items() if name.startswith(READ_AT_IMPORT)}
+    names = {name for name in environment if name.startswith(READ_AT_IMPORT)} - {"HF_TOKEN"}
+    return SET_BY_SPECRIG | {name: environment[name] for name in names}
 
 
 def accept(listener: socket.socket) -> tuple[dict[str, Any], list[int]]:
@@ -112,12 +115,15 @@ def main() -> None:
     os.environ.clear()
     os.environ.update(request["env"])
     os.chdir(request["cwd"])
+    tempfile.tempdir = None
     if threads := os.environ.get("OMP_NUM_THREADS"):
         sys.modules["torch"].set_num_threads(int(threads))  # type: ignore[attr-defined]
     sys.orig_argv, sys.argv = request["argv"], request["argv"][2:]
     sys.path[0] = request["cwd"]
     code: Any = 0
     try:
+        if first := os.environ.get("SPECRIG_TESTS_FIRST"):
+            exec(Path(first).read_text(), {})
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)

@@ -45,9 +45,7 @@ def edit(folder: Path, source: str, target: str, **changes: object) -> str:
 @pytest.fixture
 def copied(finished: Path, tmp_path: Path) -> Path:
     """A copy of the finished study, with Snakemake's own notes, to be changed."""
-    folder = tmp_path / "study"
-    shutil.copytree(finished, folder, symlinks=True)
-    return folder
+    return runs.copied(finished, tmp_path / "study")
 
 
 def test_it_makes_what_the_readme_promises(finished: Path) -> None:
@@ -99,37 +97,41 @@ def test_a_run_ends_with_the_answer_and_the_reports_path(finished: Path) -> None
     ) and "reports/test/report.html" not in output.partition(report)[2]
 
 
-def test_one_more_k_measures_only_its_cells_and_what_leaves_the_study_leaves_the_tables(copied: Path) -> None:
-    methods = [{"method": "draft_model", "k": [2, 3, 4]}, {"method": "ngram", "k": 3}]
-    config = edit(copied, "configs/test.yaml", "configs/more.yaml", methods=methods)
+def test_a_longer_study_measures_its_new_cells_alone_and_what_leaves_it_leaves_the_tables(copied: Path) -> None:
+    """One k more, and a task whose second turn is longer than the context: that fails with the reason, the rest stands."""
+    rows = [{"id": "long", "prompt": ["Name a river.", "word " * 5000]}]
+    (copied / "long.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tasks = copied / "configs/tasks.tsv"
+    row = {"task": "long", "source": "long.jsonl", "turns": "2"}
+    header = tasks.read_text().splitlines()[0].split("\t")
+    tasks.write_text(tasks.read_text() + "\t".join(row.get(name, "") for name in header) + "\n")
+    changes = {"methods": [{"method": "draft_model", "k": [2, 3, 4]}, {"method": "ngram", "k": 3}]}
+    changes["tasks"] = ["code", "translation", "long"]
     before = stamps(copied)
-    result = run(copied, CELLS, config=config)
-    assert result.returncode == 0, result.stdout
-    after = stamps(copied)
+    result = run(copied, CELLS, config=edit(copied, "configs/test.yaml", "configs/more.yaml", **changes))
+    assert "Traceback" not in result.stdout
+    assert result.returncode == 1 and "\nNot measured (4):" in result.stdout.replace(", the next run tries again", "")
+    assert "native/tiny/ngram/long@turn2-k3-t0-b1: prompt 'long' of task 'long@turn2'" in result.stdout
     assert jobs_run(result.stdout) > 0, "else counting them shows nothing elsewhere"
-    assert after.keys() - before.keys() == {f"draft_model/{task}-k3-t0-b1.jsonl" for task in ("code", "translation")}
-    assert {name: after[name] for name in before} == before
-    for stage in ("Training the", "Writing, with", "Measuring ngram"):
+    for stage in ("Training the", "Writing, with"):
         assert stage not in result.stdout
-    assert rows_of_cells(copied) == 8
+    after = stamps(copied)
+    new = {f"draft_model/{task}-k3-t0-b1.jsonl" for task in ("code", "translation")}
+    new |= {f"draft_model/long@turn1-k{k}-t0-b1.jsonl" for k in (2, 3, 4)} | {"ngram/long@turn1-k3-t0-b1.jsonl"}
+    assert after.keys() - before.keys() == new
+    assert {name: after[name] for name in before} == before
+    index = json.loads((copied / RECORDS / "ngram/index.json").read_text())
+    assert set(index["failed"]) == {"long@turn2-k3-t0-b1"}
+    assert rows_of_cells(copied) == 12
     # And back, with a task less: nothing is measured again, the cells stay on disk, the tables show the study's own.
-    assert run(copied, CELLS, "--config", "tasks=code").returncode == 0
+    result = run(copied, CELLS, "--config", "tasks=code")
+    assert result.returncode == 0, result.stdout
     assert rows_of_cells(copied) == 4
     assert stamps(copied) == after
 
 
 def rows_of_cells(folder: Path) -> int:
     return len((folder / CELLS).read_text().splitlines()) - 1
-
-
-def test_a_run_that_ends_after_measuring_leaves_old_tables_and_the_next_one_makes_them_anew(copied: Path) -> None:
-    before = stamps(copied)
-    (copied / RECORDS / "ngram/code-k3-t0-b1.failed-1").touch()  # so that the job runs again
-    (copied / RECORDS / "ngram/code-k3-t0-b1.jsonl").unlink()
-    assert run(copied, MEASURED).returncode == 0
-    changed = [path for path, stamp in stamps(copied).items() if before.get(path) != stamp]
-    assert changed == ["ngram/code-k3-t0-b1.jsonl"], "the other cells stay"
-    assert "Compiling the tables" in run(copied, CELLS).stdout
 
 
 def cut_after(folder: Path, config: str, cells: int, how: signal.Signals, log: Path) -> dict[str, tuple[int, bytes]]:
@@ -176,6 +178,8 @@ def test_a_run_cut_midway_goes_on_where_it_was(copied: Path) -> None:
     assert {name.split("-")[0] for name in first} == {"draft_model/code"}
     second = cut_after(copied, config, len(first) + 1, signal.SIGKILL, copied / "killed.txt")
     assert len(first) < len(second) < 12
+    locked = run(copied, MEASURED, config=config)
+    assert locked.returncode == 1 and "--unlock" in locked.stdout, locked.stdout
     assert run(copied, "--unlock", config=config).returncode == 0
     result = run(copied, MEASURED, config=config)
     assert result.returncode == 0, result.stdout
@@ -185,28 +189,6 @@ def test_a_run_cut_midway_goes_on_where_it_was(copied: Path) -> None:
         assert after[name] == stamp, f"{name} was measured again"
     for name, stamp in first.items():
         assert second[name] == stamp, f"{name} was measured again"
-
-
-QUESTIONS = REPOSITORY.parent / "shared" / "data" / "spec_bench" / "question.jsonl"
-
-
-@pytest.mark.skipif(not QUESTIONS.is_file(), reason="needs ../shared/data/spec_bench/question.jsonl, which is not here")
-def test_spec_bench_runs_on_the_trained_pair_by_rows_alone(copied: Path) -> None:
-    tasks = {"translation": "translation", "summarization": "summarization", "writing": "writing", "coding": "coding"}
-    rows = [
-        f"mt_{name}\t{QUESTIONS}\tquestion_id\t{{turns.0:.400}}\tcategory={value}\n" for name, value in tasks.items()
-    ]
-    (copied / "configs/own.tsv").write_text("task\tsource\tid_field\tprompt_template\twhere\n" + "".join(rows))
-    own = {"tasks": [f"mt_{name}" for name in tasks], "tables": {"tasks": "configs/own.tsv"}}
-    result = run(
-        copied, "results/test/audit/records.csv", config=edit(copied, "configs/test.yaml", "configs/own.yaml", **own)
-    )
-    assert result.returncode == 0, result.stdout
-    assert "Training" not in result.stdout, "the models are there"
-    verdicts = (copied / "results/test/audit/records.csv").read_text()
-    for name in own["tasks"]:
-        assert verdicts.count(f",{name},0.0,token identity,") == 3, "each method judged"
-    assert ",False," not in verdicts
 
 
 def test_mlflow_out_of_reach_fails_nothing_and_the_next_run_tries_again(copied: Path) -> None:
@@ -240,19 +222,10 @@ def test_the_default_study_is_quick_and_config_changes_it(copied: Path) -> None:
     assert "reports/mine/report.html" in result.stdout
 
 
-def test_a_failing_cell_is_named_and_the_rest_is_kept(copied: Path) -> None:
-    """A second turn longer than the context: its task fails with the reason, the others stand."""
-    rows = [{"id": "long", "prompt": ["Name a river.", "word " * 5000]}]
-    (copied / "long.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    tasks = copied / "configs/tasks.tsv"
-    row = {"task": "long", "source": "long.jsonl", "turns": "2"}
-    header = tasks.read_text().splitlines()[0].split("\t")
-    tasks.write_text(tasks.read_text() + "\t".join(row.get(name, "") for name in header) + "\n")
-    config = edit(copied, "configs/test.yaml", "configs/mixed.yaml", tasks=["code", "long"])
-    result = run(copied, CELLS, config=config)
-    assert "Traceback" not in result.stdout
-    index = json.loads((copied / RECORDS / "ngram/index.json").read_text())
-    assert set(index["cells"]) == {"code-k3-t0-b1", "long@turn1-k3-t0-b1"}
-    assert set(index["failed"]) == {"long@turn2-k3-t0-b1"}
-    assert result.returncode == 1 and "\nNot measured (4):" in result.stdout.replace(", the next run tries again", "")
-    assert "native/tiny/ngram/long@turn2-k3-t0-b1: prompt 'long' of task 'long@turn2'" in result.stdout
+def test_a_part_of_the_full_grid_is_planned_and_what_it_needs_is_said(workplace: Path) -> None:
+    result = run(Path(), "--dry-run", "--config", "pairs=llama31_8b", config="configs/paper.yaml")
+    output = result.stdout
+    assert result.returncode == 0, output
+    assert re.search(r"[\d]+ cells in \d+ jobs · up to [\d.]+ GB \(\w+\) of GPU memory · at most [\d.,]+ hours", output)
+    assert re.search(r"prompts +8\n", output), "each data set is fetched by a job of its own"
+    assert not Path("results").exists()

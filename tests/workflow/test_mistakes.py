@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from runs import run
+from runs import imported, run
 from specrig import cli
 
 
@@ -67,6 +67,8 @@ def test_a_study_is_planned_from_a_folder_that_holds_nothing_and_takes_no_notes(
 ) -> None:
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
+    for name, value in imported().items():
+        monkeypatch.setenv(name, value)
     Path(".snakemake").touch()  # no folder of this name can be made, as where nothing can be written
     assert cli.main(["run", "configs/test.yaml", "-n"]) == 2
     assert "cannot be written: add --config results=/a/folder" in capfd.readouterr().err

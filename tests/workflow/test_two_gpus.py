@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import yaml
 
-from runs import run
+from runs import FIRST, SERVER, imported, run
 
 pytestmark = pytest.mark.workflow
 
@@ -19,12 +18,12 @@ FAKE_GPUS = """
 # Jobs that measure find a GPU and compute on the CPU; what they may see of the GPUs, and when, is written down. The
 # first waits for the second, so that one that is late does not find all GPUs free.
 import sys
-if "measure" in sys.orig_argv:
+if "measure" in sys.argv:
     import atexit, json, os, time
     from pathlib import Path
     import torch
-    from specrig.runtime import gpus
-    decided, seen = gpus.resolve_device, {"begun": time.monotonic()}
+    from specrig.measurement import plan
+    decided, seen = plan.resolve_device, {"begun": time.monotonic()}
 
     def write():
         with open(f"gpu-{os.getpid()}.json", "w") as file:
@@ -42,23 +41,22 @@ if "measure" in sys.orig_argv:
                 time.sleep(0.05)
         return "cpu"
 
-    gpus.resolve_device = fake
+    plan.resolve_device = fake
 """
 
 
-def test_jobs_are_spread_over_the_gpus_one_a_gpu(finished: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "study"
-    shutil.copytree(finished, folder)
-    shutil.rmtree(folder / "results/test/records")
-    (folder / "sitecustomize.py").write_text(FAKE_GPUS)
+@pytest.mark.skipif(SERVER not in os.environ, reason="only copies of the tests' server find GPUs that are not there")
+def test_jobs_are_spread_over_the_gpus_one_a_gpu(workplace: Path, tmp_path: Path) -> None:
+    folder = workplace
+    (folder / "gpus.py").write_text(FAKE_GPUS)
     methods = [{"method": "draft_model", "k": 2}, {"method": "ngram", "k": 3}, {"method": "suffix", "k": 4}]
     changes = {"methods": methods, "jobs": "method", "device": "cuda"}
     config = yaml.safe_load((folder / "configs/test.yaml").read_text()) | changes
     (folder / "configs/gpus.yaml").write_text(yaml.safe_dump(config))
-    path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
-    environment = os.environ | {"PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "3,7", "TMPDIR": str(tmp_path)}
+    environment = {"CUDA_VISIBLE_DEVICES": "3,7", "TMPDIR": str(tmp_path), FIRST: str(folder / "gpus.py")}
     targets = [f"results/test/measured/native/tiny/{entry['method']}" for entry in methods]
-    result = run(folder, *targets, "--cores", "4", "--resources", "gpu=2", config="configs/gpus.yaml", env=environment)
+    options = ["--cores", "4", "--resources", "gpu=2"]
+    result = run(folder, *targets, *options, config="configs/gpus.yaml", env=imported() | environment)
     assert result.returncode == 0, result.stdout
     jobs = sorted((json.loads(path.read_text()) for path in folder.glob("gpu-*.json")), key=lambda job: job["begun"])
     assert len(jobs) == 3
