@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from ctypes import addressof
 from math import exp, isqrt, log
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -439,6 +440,29 @@ def test_what_compiled_passes_do_not_know_runs_in_torch() -> None:
     kernel_choice.pin(compiled="always")
     biased = cached_model(LlamaForCausalLM(LlamaConfig(**SHAPE, mlp_bias=True)))
     assert isinstance(biased, LlamaModel) and biased.compiled is None
+
+
+def test_a_model_too_large_for_compiled_passes_multiplies_few_rows_in_compiled_code(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where there is memory for its weights twice; a bias needs no exception."""
+    torch.manual_seed(0)
+    model = Qwen2ForCausalLM(Qwen2Config(**wider(128, 4))).eval()
+    plain = cached_model(model)
+    monkeypatch.setattr(decode_pass, "MAX_WEIGHT_BYTES", 0)
+    large = cached_model(model)
+    monkeypatch.setattr(decode_pass.psutil, "virtual_memory", lambda: SimpleNamespace(available=1))
+    short = cached_model(model)
+    assert isinstance(large, LlamaModel) and isinstance(short, LlamaModel) and large.compiled is None
+    assert any(layer.blocks is not None for layer in large.linears())
+    assert all(layer.blocks is None for layer in short.linears())
+    tokens = torch.randint(0, 67, (1, 5))
+    logits = []
+    for cached in (plain, large, short):
+        cached.start(1, 16)
+        logits.append(cached.forward(tokens)[0])
+    torch.testing.assert_close(logits[1], logits[2], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(logits[0], logits[2], atol=1e-4, rtol=1e-4)
 
 
 def test_a_head_leaves_its_targets_kernels_alone() -> None:

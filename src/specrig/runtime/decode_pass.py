@@ -15,6 +15,7 @@ from math import inf
 from time import perf_counter
 from typing import Any
 
+import psutil
 import torch
 from torch import Tensor
 
@@ -35,7 +36,7 @@ from specrig.runtime.llama_model import LlamaModel
 from specrig.runtime.model import CachedModel, LevelStep, Step
 
 MAX_WEIGHT_BYTES = 1 << 30
-"""Bytes of weights up to which a model gets compiled passes: its weights are then held twice, the second time as torch
+"""Bytes of weights up to which a model gets compiled passes. Its weights are then held twice, the second time as torch
 multiplies prompts with them.
 """
 CONTEXT = 64
@@ -77,8 +78,16 @@ class _Pass(Structure):
 
 
 def compile_passes(model: LlamaModel) -> None:
-    """Run decode passes in compiled code from now on, where that is faster."""
-    if kernel_choice.compiled == "never" or not supports_model(model):
+    """Run decode passes in compiled code from now on, where that is faster. Where it cannot run them, as of a large model,
+    compiled code multiplies a few rows by the weights of each layer: torch's own product of five rows takes ten times as
+    long as of one row on some processors, so that no draft could pay.
+    """
+    if kernel_choice.compiled == "never":
+        return
+    if not supports_model(model):
+        if model.weight_bytes() < psutil.virtual_memory().available / 2:  # each weight is then held twice
+            for layer in model.linears():
+                layer.compile()
         return
     compiled = DecodePass(model)
     if kernel_choice.compiled == "always" or fastest(model, [None, compiled]) is compiled:

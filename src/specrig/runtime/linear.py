@@ -82,8 +82,13 @@ class Linear:
         self.widens = weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and not multiplies_bfloat16()
         self.blocks: Tensor | None = None
         """The weight as compiled code reads it, for up to `MAX_TOKENS` rows; None: torch multiplies them."""
-        if few_rows and kernel_choice.compiles(self):
-            self.blocks = compiled.to_blocks(weight)
+        if few_rows:
+            self.compile()
+
+    def compile(self) -> None:
+        """Let compiled code multiply a few rows from now on, where it can."""
+        if self.blocks is None and kernel_choice.compiles(self):
+            self.blocks = compiled.to_blocks(self.weight)
 
     def __call__(self, x: Tensor) -> Tensor:
         """`[..., in]` -> `[..., out]`."""
