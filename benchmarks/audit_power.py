@@ -19,7 +19,7 @@ import pandas as pd
 import torch
 
 sys.path.append(str(Path(__file__).parents[1] / "tests/unit"))
-from flaws import chosen, tried
+from flaws import FLAWS, chosen, tried
 
 from specrig.audit.toy_pair import MAKERS, build
 
@@ -38,7 +38,7 @@ def measured(seeds: list[int], keep: Path) -> None:
     for seed in seeds:
         with TemporaryDirectory() as folder:
             build(Path(folder), [*MAKERS, "draft_medusa"], seed)
-            for flaw, method in chosen():
+            for flaw, method in chosen()[: len(FLAWS)]:
                 if (seed, flaw.name) not in done:
                     test = tried(flaw, method, Path(folder))
                     row = [seed, flaw.name, method, test.samples if test else 0, test.p_value if test else 0.0]

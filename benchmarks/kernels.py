@@ -1,11 +1,11 @@
-"""Times the passes of a model in torch and in compiled code, alternating in one process, and prints them beside the bandwidth
-floor.
+"""Times the passes of a model in torch and in compiled code, alternating in one process, and prints them beside the
+bandwidth floor.
 
     python benchmarks/kernels.py tests/data/tiny/target --draft tests/data/tiny/draft --dtype float32 bfloat16
 
-For each precision and number of tokens: the median milliseconds of a pass in torch and in compiled code, and how many times
-as fast the compiled pass is (geometric mean over repeats, 95 % interval). The floor is the bytes of the weights over the measured bandwidth of reading. With a
-draft: c, its one-token pass over the target's.
+For each precision and number of tokens: the median milliseconds of a pass in torch and in compiled code, and how many
+times as fast the compiled pass is (geometric mean over repeats, 95 % interval). The floor is the bytes of the weights
+over the measured bandwidth of reading. With a draft: c, its one-token pass over the target's.
 """
 
 from __future__ import annotations

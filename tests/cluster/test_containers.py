@@ -112,8 +112,9 @@ def test_what_compose_starts_answers(tmp_path: Path) -> None:
             arguments[at + 1] = ports[name]
             command = [sys.executable, "-m", "specrig", *arguments]
             running.append(subprocess.Popen(command, env=imported() | {"SPECRIG_API_KEY": "a key"}))
+            deadline = time.monotonic() + 120
             while not answers(f"http://127.0.0.1:{ports[name]}/health"):
-                assert running[-1].poll() is None
+                assert running[-1].poll() is None and time.monotonic() < deadline, name
                 time.sleep(0.05)
         url, body = f"http://127.0.0.1:{ports['coordinator']}/v1/completions", {"prompt": list(PROMPT), "max_tokens": 8}
         assert requests.post(url, json=body, timeout=60).status_code == 401

@@ -33,20 +33,20 @@ def toy_pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_right_methods_pass_and_every_part_of_a_sampler_works(toy_pair: Path, label: str) -> None:
     """Drafts are rejected at once, in their midst and not at all; there are rounds beyond the first.
 
-    So whatever is wrong in a sampler has its chance to show. 256 samples show a bias of 0.2 in total variation at one of
-    the tokens; what is fainter is for `test_verify` and for the audit of a study, which draws 80 times as many.
+    So whatever is wrong in a sampler has its chance to show. 512 samples show a bias of 0.15 in total variation at one of
+    the tokens; what is fainter is for `test_verify` and for the audit of a study, which draws 40 times as many.
     """
     native, found = generations(label, toy_pair)
     assert exact.evaluate(native.target, found, 1.0).p_value > ALARM
     if label in METHODS:
         rounds = [entry for generation in found for entry in generation.rounds if entry.depth and not entry.cut]
         none, all_ = ([r.accepted == 0 for r in rounds], [r.accepted == r.depth for r in rounds])
-        assert min(np.mean(none), np.mean(all_)) > 0.002
+        assert min(np.mean(none), np.mean(all_)) > 0.003
         assert any(0 < entry.accepted < entry.depth for entry in rounds)
         assert np.mean([len(generation.rounds) > 1 for generation in found]) > 0.5
 
 
-def generations(label: str, folder: Path, samples: int = 256) -> tuple[Native, list[Generation]]:
+def generations(label: str, folder: Path, samples: int = 512) -> tuple[Native, list[Generation]]:
     calls = cell(label)
     native = Native(build(folder, exact.methods()[calls.method].needs))
     return native, draw_samples(native, calls, samples)

@@ -57,8 +57,8 @@ def lacks_layers(title: str, engine: str, method: str, config: Mapping[str, Any]
     """Why an engine cannot run the method with a target of this config.json, where it drafts with the layers of the target's
     checkpoint alone; None: it can.
     """
-    known = foreign(engine).get(method)
-    if known is None or not known.carried or carried(config):
+    form = foreign(engine).get(method)
+    if form is None or not form.carried or carried(config):
         return None
     return (
         f"{title} drafts for {method} with layers that the target's own checkpoint carries, and its config.json names none "

@@ -177,10 +177,10 @@ class Transformers(WeightsEngine):
     @classmethod
     def refuses_model(cls, method: str, config: dict[str, Any]) -> str | None:
         """Assisted generation rolls a cache back; plain generation runs whatever transformers runs."""
-        return needs.unreadable(config) or (
-            (needs.recurrent(config) or lacks_layers("transformers", cls.name, method, config))
-            if assisted(method)
-            else None
+        return (
+            needs.unreadable(config)
+            or (needs.recurrent(config) if assisted(method) else None)
+            or lacks_layers("transformers", cls.name, method, config)
         )
 
     def now(self) -> float:
@@ -264,7 +264,8 @@ class Transformers(WeightsEngine):
         if cell.method == "layer_skip":
             sampling |= {"assistant_early_exit": self._early_exit(cell)}
         if cell.method == "mtp":
-            sampling |= {"use_mtp": self._has_layers_for(cell)}
+            self._check_layers(cell.k)
+            sampling |= {"use_mtp": True}
         return GenerationConfig(
             max_new_tokens=max(min(max_new_tokens + cell.k + 1, room), max_new_tokens),
             eos_token_id=sorted(self.eos) or None,
@@ -305,27 +306,25 @@ class Transformers(WeightsEngine):
             )
         return int(skip[0])
 
-    def _has_layers_for(self, cell: Cell) -> bool:
-        """True. Raises EngineError where the checkpoint has not as many MTP layers as tokens are to be drafted."""
+    def _check_layers(self, k: int) -> None:
+        """Raise EngineError where transformers does not read k MTP layers of the target, one for each drafted token."""
         from transformers import GenerationConfig
 
         if not hasattr(GenerationConfig(), "use_mtp"):
             raise EngineError("mtp: the transformers installed here has no use_mtp: install a newer one")
         text = self.target.config.get_text_config(decoder=True)
-        layers = getattr(text, "num_mtp_layers", None) or 0
+        layers = getattr(text, "num_mtp_layers", None)
+        first = f"model.layers.{text.num_hidden_layers}.enorm.weight"
         patterns = self.target._keys_to_ignore_on_load_unexpected or []  # by these `MtpModel` finds their tensors
-        if not any(re.search(pattern, f"model.layers.{text.num_hidden_layers}.enorm.weight") for pattern in patterns):
-            layers = 0
-        if layers == 0:
+        if not layers or not any(re.search(pattern, first) for pattern in patterns):
             raise EngineError(
                 f"mtp: transformers reads no MTP layers of a {text.model_type} of {text.num_hidden_layers} layers: leave "
                 "these cells out"
             )
-        if layers != cell.k:
+        if layers != k:
             raise EngineError(
                 f"mtp: transformers drafts one token with each MTP layer, and this target has {layers}: set k: {layers}"
             )
-        return True
 
     def _tokenizers(self) -> dict[str, Any]:
         """What universal assisted generation translates with; empty for a draft of the target's vocabulary."""
