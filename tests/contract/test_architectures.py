@@ -17,6 +17,7 @@ from specrig.decoding.loop import generate
 from specrig.decoding.types import Drafter
 from specrig.heads import initialise
 from specrig.models import needs
+from specrig.runtime import compiled, linear
 from specrig.runtime.llama_model import LlamaModel
 from specrig.runtime.model import CachedModel
 from specrig.runtime.transformers_model import cached_model
@@ -27,6 +28,12 @@ PROMPTS = [[(37 * at + 11 + 5 * row) % VOCABULARY for at in range(length)] for r
 TOKENS = 12
 TIED = {"gemma3n_text"}
 """Layers that read what other layers leave for them: none of these can be left out."""
+
+
+@pytest.fixture(autouse=True)
+def tiny_layers_are_large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled code multiplies a few rows of large layers, where there is some: here of all."""
+    monkeypatch.setattr(linear, "SMALL", 1)
 
 
 class Pair:
@@ -75,6 +82,24 @@ def test_it_decodes_as_transformers_does(name: str) -> None:
             pair.drafter("layer_skip", skip=(1,))
     else:
         assert pair.decode("layer_skip", PROMPTS[:1], 3, skip=(1,)) == expected[:1], "drafted with a layer left out"
+
+
+@pytest.mark.skipif(compiled.library() is None, reason="no compiler here")
+@pytest.mark.parametrize(("name", "layers"), [("gpt2", 3 * 4 + 1), ("gemma3_text", 3 * 7 + 1)])
+def test_compiled_code_multiplies_a_few_rows_of_layers_that_are_transformers_own(
+    name: str, layers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = cached_model(tiny(name))
+    model.start(1, 64)
+    products, product = list[int](), compiled.product
+
+    def counted(x: torch.Tensor, *given: Any) -> torch.Tensor:
+        products.append(x.shape[-2])
+        return product(x, *given)
+
+    monkeypatch.setattr(compiled, "product", counted)
+    model.forward(torch.arange(5)[None])
+    assert products == [5] * layers
 
 
 @pytest.mark.parametrize("name", RUN)

@@ -26,8 +26,10 @@ from specrig.runtime.device import padded
 from specrig.runtime.model import CachedModel
 from specrig.runtime.types import DecodingError
 
-TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
-"""Largest relative difference (`relative_difference`) that rounding explains."""
+TOLERANCE = {torch.float32: 1e-3, torch.float16: 4e-2, torch.bfloat16: 2e-1}
+"""Largest relative difference (`relative_difference`) that rounding explains. In bfloat16 another order of sums makes .03 to
+.11 of SmolLM2 and Gemma 3 270M.
+"""
 CONTEXT = 8
 """Tokens before the tree; more for models with a window, which the tree must lie beyond."""
 WIDEST_WINDOW = 64

@@ -65,7 +65,7 @@ def to_blocks(weight: Tensor) -> Tensor:
     """
     out, into = weight.shape
     together = 2 if weight.dtype == torch.bfloat16 else 1  # inputs whose numbers lie side by side
-    whole = torch.nn.functional.pad(weight, (0, 0, 0, -out % vector_width()))
+    whole = torch.nn.functional.pad(weight.contiguous(), (0, 0, 0, -out % vector_width()))
     return whole.view(-1, vector_width(), into // together, together).transpose(1, 2).contiguous()
 
 

@@ -78,16 +78,13 @@ class _Pass(Structure):
 
 
 def compile_passes(model: LlamaModel) -> None:
-    """Run decode passes in compiled code from now on, where that is faster. Where it cannot run them, as of a large model,
-    compiled code multiplies a few rows by the weights of each layer: torch's own product of five rows takes ten times as
-    long as of one row on some processors, so that no draft could pay.
+    """Run decode passes in compiled code from now on, where that is faster; where it cannot run them, as of a large model,
+    single products (`compile_products`).
     """
     if kernel_choice.compiled == "never":
         return
     if not supports_model(model):
-        if model.weight_bytes() < psutil.virtual_memory().available / 2:  # each weight is then held twice
-            for layer in model.linears():
-                layer.compile()
+        compile_products(model.linears())
         return
     compiled = DecodePass(model)
     if kernel_choice.compiled == "always" or fastest(model, [None, compiled]) is compiled:
@@ -95,6 +92,15 @@ def compile_passes(model: LlamaModel) -> None:
         for layer, blocks in zip(model.linears(), compiled.blocks, strict=True):
             if supports_weight(layer.weight, layer.bias):
                 layer.blocks = blocks  # for products outside these passes
+
+
+def compile_products(layers: Sequence[Linear]) -> None:
+    """Multiply a few rows in compiled code from now on, where memory holds the weights twice: torch's own product of five
+    rows takes ten times as long as of one row on some processors, so that no draft could pay.
+    """
+    if sum(layer.weight.nbytes for layer in layers) < psutil.virtual_memory().available / 2:
+        for layer in layers:
+            layer.compile()
 
 
 def round_weights(model: CachedModel, name: str) -> bool:

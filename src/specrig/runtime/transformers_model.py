@@ -8,14 +8,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.cache_utils import Cache
+from transformers.pytorch_utils import Conv1D
 
 from specrig.runtime import agreement
 from specrig.runtime.cache import KeyValueCache, LayerShape
-from specrig.runtime.decode_pass import compile_passes, round_weights
+from specrig.runtime.decode_pass import compile_passes, compile_products, round_weights
 from specrig.runtime.device import Positions, constant, in_each, spans
-from specrig.runtime.linear import Float32Linear
+from specrig.runtime.linear import Float32Linear, Linear
 from specrig.runtime.llama_model import LlamaModel
 from specrig.runtime.model import CachedModel, Step
 from specrig.runtime.rotary import HeldTables, rotary_modules, switch_of
@@ -114,6 +115,19 @@ class TransformersModel(CachedModel):
         return by_type if len(by_type) > 1 else next(iter(by_type.values()))
 
 
+def _replace_products(model: nn.Module) -> None:
+    """Let `Linear` multiply in the place of a model's own linear layers. Layers of a form of their own, such as quantized
+    ones and the stacked experts of a mixture, stay as they are.
+    """
+    products, layers = list[Linear](), list[Any](model.modules())
+    for layer in layers:
+        if type(layer) in (nn.Linear, Conv1D):  # of a subclass it is not known what else it does
+            weight = layer.weight.detach() if type(layer) is nn.Linear else layer.weight.detach().t()
+            products.append(Linear(weight, None if layer.bias is None else layer.bias.detach(), few_rows=False))
+            vars(layer)["forward"] = products[-1]  # what a module calls
+    compile_products(products)
+
+
 def float32_logits(model: CachedModel) -> None:
     """From now on compute the logits of a wrapped model in float32, from the hidden states as they are.
 
@@ -126,6 +140,7 @@ def float32_logits(model: CachedModel) -> None:
         return
     assert isinstance(model, TransformersModel)
     head = model.model.get_output_embeddings()
+    vars(head).pop("forward", None)  # a product of the model's precision (`_replace_products`)
     for name, weight in list(head.named_parameters(recurse=False)):  # its own: the embedding may share it
         setattr(head, name, torch.nn.Parameter(weight.detach().float(), requires_grad=False))
     head.register_forward_pre_hook(lambda _, inputs: (inputs[0].float(), *inputs[1:]))
@@ -145,13 +160,18 @@ def cached_model(
     """
     model = model.eval()
     device = torch.device(device)
+    direct = direct and LlamaModel.serves(model.config)
+    if device.type == "cpu" and not direct:
+        _replace_products(
+            model
+        )  # before the reference: in bfloat16 another order of sums changes some models' logits much
     switch = switch_of(model.config.get_text_config(decoder=True).to_dict())
     reference = agreement.reference_pass(model, device)
     beyond = None if switch is None else agreement.reference_pass(model, device, first=switch)
     tables = None if switch is None else HeldTables(rotary_modules(model), switch)
     wrapped: CachedModel
     split = any(shape.device is not None for shape in reference.layout)
-    if direct and not split and LlamaModel.serves(model.config):
+    if direct and not split:
         wrapped = LlamaModel(model, device=device, dtype=model.dtype)
         compile_passes(wrapped)
     else:
