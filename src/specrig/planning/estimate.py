@@ -36,6 +36,10 @@ PROMPT_TOKENS = 1024
 """Assumed length of a prompt in tokens, for the size of the cache, where the study has no contexts."""
 WORKSPACE_BYTES = 1.5e9
 """Assumed bytes of activations, the libraries' workspace and the driver's context."""
+COPIES = {"cuda": 1.0, "cpu": 2.25}
+"""Times that weights are held: on a CPU once more in the order in which compiled code reads them, where that leaves some
+memory free (`runtime.decode_pass.compile_products`).
+"""
 BANDWIDTH = {"cuda": 2.0e12, "cpu": 20e9}
 """Assumed memory bandwidth in bytes/s: an A100 80 GB, and two memory channels of a desktop or small server."""
 REACHED = 0.6
@@ -68,6 +72,8 @@ class PairSize:
     batch: int
     tokens: int
     """Length of a sequence in tokens: the prompt and the new tokens."""
+    copies: float = 1.0
+    """Times that the weights are held in memory (`COPIES`)."""
 
     @property
     def weight_bytes(self) -> int:
@@ -85,7 +91,7 @@ class PairSize:
             for shape in (self.target, self.draft)
             if shape
         )
-        return self.weight_bytes + caches + WORKSPACE_BYTES
+        return self.copies * self.weight_bytes + caches + WORKSPACE_BYTES
 
     @property
     def audit_bytes(self) -> float | None:
@@ -343,7 +349,8 @@ def _pair_size(study: Study, pair: str, batch: int, tokens: int) -> PairSize:
     draft = shape_at_hand(row.draft)
     if row.trained_in("draft") is not None and target is not None:
         draft = draft_shape(study.training.draft, int(target.config["vocab_size"]))
-    return PairSize(pair, row.dtype, row.target_precision, target, draft, batch, tokens)
+    copies = COPIES["cuda" if study.uses_gpu() else "cpu"]
+    return PairSize(pair, row.dtype, row.target_precision, target, draft, batch, tokens, copies)
 
 
 def shape_at_hand(model: str | None) -> Shape | None:

@@ -15,7 +15,6 @@ from math import inf
 from time import perf_counter
 from typing import Any
 
-import psutil
 import torch
 from torch import Tensor
 
@@ -33,6 +32,7 @@ from specrig.runtime.compiled import (
 from specrig.runtime.device import Positions, spans
 from specrig.runtime.linear import Linear, kernel_choice
 from specrig.runtime.llama_model import LlamaModel
+from specrig.runtime.memory import available_memory
 from specrig.runtime.model import CachedModel, LevelStep, Step
 
 MAX_WEIGHT_BYTES = 1 << 30
@@ -98,7 +98,7 @@ def compile_products(layers: Sequence[Linear]) -> None:
     """Multiply a few rows in compiled code from now on, where memory holds the weights twice: torch's own product of five
     rows takes ten times as long as of one row on some processors, so that no draft could pay.
     """
-    if sum(layer.weight.nbytes for layer in layers) < psutil.virtual_memory().available / 2:
+    if 1.25 * sum(layer.weight.nbytes for layer in layers) < available_memory():
         for layer in layers:
             layer.compile()
 
