@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from ctypes import addressof
 from math import exp, isqrt, log
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -451,7 +450,7 @@ def test_a_model_too_large_for_compiled_passes_multiplies_few_rows_in_compiled_c
     plain = cached_model(model)
     monkeypatch.setattr(decode_pass, "MAX_WEIGHT_BYTES", 0)
     large = cached_model(model)
-    monkeypatch.setattr(decode_pass.psutil, "virtual_memory", lambda: SimpleNamespace(available=1))
+    monkeypatch.setattr(decode_pass, "available_memory", lambda: 1)
     short = cached_model(model)
     assert isinstance(large, LlamaModel) and isinstance(short, LlamaModel) and large.compiled is None
     assert any(layer.blocks is not None for layer in large.linears())
