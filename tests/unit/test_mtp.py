@@ -28,6 +28,7 @@ from specrig.models.pair import PairFiles
 from specrig.runtime.transformers_model import cached_model
 from specrig.runtime.types import DecodingError
 from specrig.runtime.whole import load_whole
+from specrig.study.load import load_study
 
 LAYERS, V, D = 2, 60, 64
 SIZES = {
@@ -223,3 +224,10 @@ def test_engines_draft_with_layers_of_the_checkpoint_alone() -> None:
     assert "its config.json names none" in str(vllm.refuses_model("mtp", {"num_nextn_predict_layers": 0}))
     assert vllm.refuses_model("eagle", {}) is None
     assert "draft-mtp" in str(llamacpp.refuses(cell))
+
+
+def test_engines_that_need_the_checkpoints_layers_are_refused_with_a_gguf_file() -> None:
+    study = load_study(Path("configs/equal_text.yaml"))
+    assert study.grid.impossible("native", "smollm2_135m", "mtp") is None
+    for engine in ("vllm", "transformers"):
+        assert "no GGUF file that is read here has them" in str(study.grid.impossible(engine, "smollm2_135m", "mtp"))

@@ -185,6 +185,11 @@ class Grid:
         known = foreign(engine).get(method)
         if known is not None and known.on_gpus_alone and not self._config.uses_gpu():
             return f"{engine} runs {method} on a GPU alone: use another engine, or a machine with one"
+        if known is not None and known.carried and gguf.is_gguf(row.target):
+            return (
+                f"{row.target}: {engine} drafts for {method} with layers that the target's own checkpoint carries, and no GGUF "
+                "file that is read here has them; a head that was trained for it runs in the engine native"
+            )
         draft = row.draft if "draft" in methods()[method].needs else None
         if (reason := facts.impossible(row.target, draft)) is not None:
             return reason
