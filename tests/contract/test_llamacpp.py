@@ -68,6 +68,13 @@ def test_the_same_drafts_are_accepted_as_in_the_native_engine(
     assert sum(theirs.counts.per_position or []) == theirs.counts.accepted
 
 
+def test_a_head_that_never_learnt_the_other_tokens_is_refused(toy_pair: PairFiles) -> None:
+    file = Path(toy_pair.heads["dflash"]) / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"specrig": {"drafted": [3, 5]}}))
+    with LlamaCpp(toy_pair, threads=1) as engine, pytest.raises(EngineError, match="learnt the scores of 2 alone"):
+        engine.generate(cell("llamacpp", "dflash"), [PROMPT], max_new_tokens=4, seeds=[0])
+
+
 def _cut(head: Path, kept: list[int]) -> None:
     """Leave the head only these tokens of the target."""
     tensors = load_file(head / "model.safetensors")

@@ -18,7 +18,7 @@ from transformers import LlamaForCausalLM
 from llamas import saved_llama
 from specrig.decoding.drafters.dspark import DSpark
 from specrig.decoding.loop import generate
-from specrig.heads.dflash import choose_target_layers
+from specrig.heads.dflash import DFlash, choose_target_layers
 from specrig.heads.dflash.module import DFlashHead, head_config, load, random_tensors, save
 from specrig.heads.dspark import module as dspark
 from specrig.heads.shapes import CONFIDENCE, CONFIDENCE_BIAS, MARKOV_W1, MARKOV_W2
@@ -107,6 +107,12 @@ def test_the_layers_that_it_reads_lie_within_the_target() -> None:
         assert 1 <= len(found) <= 3 and all(low < high for low, high in itertools.pairwise((0, *found, layers)))
     with pytest.raises(DecodingError, match="a target of 1 has none"):
         choose_target_layers(1)
+
+
+def test_engines_that_would_draft_with_tokens_that_it_never_learnt_are_refused() -> None:
+    words = "would draft with all of 9 tokens, and the DFlash head learnt the scores of 2 alone"
+    assert words in str(DFlash.unloadable("vllm", {"vocab_size": 9, "specrig": {"drafted": [3, 5]}}))
+    assert DFlash.unloadable("vllm", {"vocab_size": 9}) is None
 
 
 @pytest.mark.parametrize(

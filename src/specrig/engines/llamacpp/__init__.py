@@ -25,6 +25,7 @@ from specrig.engines.http import counters
 from specrig.engines.http.client import Completion
 from specrig.engines.http.launch import LaunchingEngine, ServerProcess, free_port
 from specrig.engines.llamacpp import serve
+from specrig.heads import registry as heads
 from specrig.http_client import Client
 from specrig.models import gate, gguf, hub, needs, to_gguf
 from specrig.models.pair import PairFiles
@@ -50,8 +51,7 @@ class LlamaCpp(LaunchingEngine):
     in_process = False
     untested = "its CPU build alone was tried, not those for GPUs"
     differences: ClassVar[Mapping[str, str]] = {
-        **dict.fromkeys(("draft_model", "eagle3"), GREEDY),
-        **dict.fromkeys(("dflash", "dspark"), f"{GREEDY}; a head of a cut vocabulary drafts among all tokens"),
+        **dict.fromkeys(("draft_model", "eagle3", "dflash", "dspark"), GREEDY),
         "ngram": "llama.cpp looks up exactly the last n tokens, the native method shorter suffixes too, down to min_n; "
         "and it drafts only where at least n tokens follow the match",
     }
@@ -153,6 +153,9 @@ class LlamaCpp(LaunchingEngine):
             file = gguf.source_file(source) if self.options.weights == "file" else None
             if (write_head := to_gguf.WRITERS.get(part)) is not None:
                 head = hub.fetch_folder(source, pair.revisions.get(part))
+                config = gate.json_object(head / "config.json") if (head / "config.json").is_file() else {}
+                if why := heads()[part].unloadable(self.name, config):
+                    raise EngineError(f"pair {pair.name}: {why}")
                 write_head(head, gate.config(pair.target, pair.target_revision), out, pair.dtype)
             elif file is not None:
                 to_gguf.rename_tokens(file, out)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -68,6 +68,16 @@ class DFlash(LayerHead):
     def aux_layers(self, layers: int) -> tuple[int, ...]:
         """See `choose_target_layers`."""
         return choose_target_layers(layers)
+
+    @classmethod
+    def unloadable(cls, engine: str, config: Mapping[str, Any]) -> str | None:
+        """Other engines know no `specrig.drafted`: the scores of tokens that the head never learnt to draft would win."""
+        if not (drafted := (config.get("specrig") or {}).get("drafted")):
+            return None
+        return (
+            f"{engine} would draft with all of {config['vocab_size']:,} tokens, and the {cls.title} head learnt the scores of "
+            f"{len(drafted):,} alone; train it with `{cls.name}: {{draft_vocabulary: null}}`, or run it in the engine native"
+        )
 
     def weights(self, sizes: Sizes) -> float:
         """Of `fc` and the layers; embedding and LM head are the target's."""
