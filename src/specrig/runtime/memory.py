@@ -26,5 +26,5 @@ def available_memory(process: Path = Path("/proc/self/cgroup"), groups: Path = P
                 limit, counts = folder / limit_file, folder / "memory.stat"
                 if limit.is_file() and counts.is_file() and (text := limit.read_text().strip()) != "max":
                     taken = dict(line.split() for line in counts.read_text().splitlines())
-                    free = min(free, int(text) - int(taken[held]))
+                    free = min(free, int(text) - int(taken.get(held, 0)))
     return free

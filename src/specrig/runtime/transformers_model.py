@@ -162,9 +162,8 @@ def cached_model(
     device = torch.device(device)
     direct = direct and LlamaModel.serves(model.config)
     if device.type == "cpu" and not direct:
-        _replace_products(
-            model
-        )  # before the reference: in bfloat16 another order of sums changes some models' logits much
+        # Before the reference: in bfloat16 another order of sums changes some models' logits much.
+        _replace_products(model)
     switch = switch_of(model.config.get_text_config(decoder=True).to_dict())
     reference = agreement.reference_pass(model, device)
     beyond = None if switch is None else agreement.reference_pass(model, device, first=switch)
