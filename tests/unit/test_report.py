@@ -475,6 +475,7 @@ def test_the_head_says_where_timing_did_not_settle() -> None:
     assert said.endswith(
         "did not settle in 3 of 15 prompts of all cells. More than a third of the prompts did not in c."
     )
+    assert certainty(dict.fromkeys("abcde", (5, 5))).endswith("did not in a, b, c and 2 more cells.")
 
 
 def test_looping_outputs_are_called_out(data: StudyData) -> None:

@@ -21,6 +21,8 @@ SMALL_MODEL = 100_000_000
 
 MANY_UNSETTLED = 1 / 3
 """The report names cells in which timing did not settle in more than this share of the prompts."""
+NAMED = 3
+"""How many of them it names."""
 
 DEFINITIONS = {
     **definitions(),
@@ -67,7 +69,8 @@ def certainty(unsettled: Mapping[str, tuple[int, int]]) -> str:
     count, of = (sum(numbers[index] for numbers in unsettled.values()) for index in (0, 1))
     text = f"Timing did not settle in {count:,} of {of:,} prompts of all cells."
     most = [name for name, (some, every) in unsettled.items() if some > every * MANY_UNSETTLED]
-    return text + (f" More than a third of the prompts did not in {', '.join(most)}." if most else "")
+    more = f" and {len(most) - NAMED} more cells" if len(most) > NAMED else ""
+    return text + (f" More than a third of the prompts did not in {', '.join(most[:NAMED])}{more}." if most else "")
 
 
 def _prompts(cells: pd.DataFrame) -> str:
