@@ -7,9 +7,20 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from specrig.engines.base import foreign
+from specrig.engines.base import EngineError, foreign
+from specrig.heads import registry as heads
 from specrig.models.gate import json_object
 from specrig.runtime.whole import is_rounded
+
+
+def check_loadable(engine: str, pair: str, part: str, folder: Path) -> None:
+    """Raise EngineError for a head that an engine cannot use, by the config.json of its folder. Of heads on the hub the
+    engine says itself what is wrong.
+    """
+    if part not in heads() or not (folder / "config.json").is_file():
+        return
+    if why := heads()[part].unloadable(engine, json_object(folder / "config.json")):
+        raise EngineError(f"pair {pair}: {why}")
 
 
 def understood(engine: str, method: str, folder: Path) -> Path:

@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 from specrig.cell import Cell
 from specrig.decoding.types import Counts
 from specrig.engines.base import EngineError, foreign, lacks, too_old
-from specrig.engines.head_copies import understood
+from specrig.engines.head_copies import check_loadable, understood
 from specrig.engines.http import counters
 from specrig.engines.http.client import Completion, HttpEngine
 from specrig.engines.http.launch import ServerProcess, free_port
@@ -120,6 +120,7 @@ class Sglang(HttpEngine):
             )
         own = {name: cell.options[name] for name in known.renamed if name in cell.options}
         width, nodes = own.get("top_k", 1), own.get("nodes", cell.k)
+        check_loadable("sglang", pair.name, part, Path(pair.sources[part]))
         source = understood("sglang", cell.method, Path(pair.sources[part]))
         found += ["--speculative-draft-model-path", str(source)]
         found += ["--speculative-draft-model-revision", pair.revisions[part]] if part in pair.revisions else []

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from specrig.cell import Cell
 from specrig.decoding.drafters import registry as methods
 from specrig.engines import registry as engines
-from specrig.engines.base import foreign
+from specrig.engines.base import foreign, lacks_layers
 from specrig.models import facts, gate, gguf
 from specrig.models.endpoint import endpoint_of
 from specrig.models.pair import ModelError
@@ -185,11 +185,8 @@ class Grid:
         known = foreign(engine).get(method)
         if known is not None and known.on_gpus_alone and not self._config.uses_gpu():
             return f"{engine} runs {method} on a GPU alone: use another engine, or a machine with one"
-        if known is not None and known.carried and gguf.is_gguf(row.target):
-            return (
-                f"{row.target}: {engine} drafts for {method} with layers that the target's own checkpoint carries, and no GGUF "
-                "file that is read here has them; a head that was trained for it runs in the engine native"
-            )
+        if gguf.is_gguf(row.target) and (reason := lacks_layers(engine, engine, method, {})) is not None:
+            return f"{row.target}: {reason}"  # no GGUF file that is read here has such layers
         draft = row.draft if "draft" in methods()[method].needs else None
         if (reason := facts.impossible(row.target, draft)) is not None:
             return reason

@@ -21,11 +21,11 @@ from pydantic import Field
 from specrig.cell import Cell, digest
 from specrig.decoding.types import Counts
 from specrig.engines.base import EngineError, foreign, lacks, not_a_chain
+from specrig.engines.head_copies import check_loadable
 from specrig.engines.http import counters
 from specrig.engines.http.client import Completion
 from specrig.engines.http.launch import LaunchingEngine, ServerProcess, free_port
 from specrig.engines.llamacpp import serve
-from specrig.heads import registry as heads
 from specrig.http_client import Client
 from specrig.models import gate, gguf, hub, needs, to_gguf
 from specrig.models.pair import PairFiles
@@ -153,9 +153,7 @@ class LlamaCpp(LaunchingEngine):
             file = gguf.source_file(source) if self.options.weights == "file" else None
             if (write_head := to_gguf.WRITERS.get(part)) is not None:
                 head = hub.fetch_folder(source, pair.revisions.get(part))
-                config = gate.json_object(head / "config.json") if (head / "config.json").is_file() else {}
-                if why := heads()[part].unloadable(self.name, config):
-                    raise EngineError(f"pair {pair.name}: {why}")
+                check_loadable(self.name, pair.name, part, head)
                 write_head(head, gate.config(pair.target, pair.target_revision), out, pair.dtype)
             elif file is not None:
                 to_gguf.rename_tokens(file, out)

@@ -12,9 +12,7 @@ from typing import Any, Literal
 from specrig.cell import Cell
 from specrig.decoding.types import Round
 from specrig.engines.base import EngineError, foreign, too_old
-from specrig.engines.head_copies import understood
-from specrig.heads import registry as heads
-from specrig.models.gate import json_object
+from specrig.engines.head_copies import check_loadable, understood
 from specrig.models.pair import PairFiles
 
 ARCTIC = (
@@ -40,11 +38,7 @@ def _model(cell: Cell, pair: PairFiles, part: str) -> dict[str, Any]:
     if part not in pair.heads:
         raise EngineError(f"pair {pair.name}: no trained {part} head")
     folder = Path(pair.heads[part])
-    # Of heads on the hub vLLM says itself what is wrong.
-    if (folder / "config.json").is_file():
-        config = json_object(folder / "config.json")
-        if why := heads()[part].unloadable("vllm", config):
-            raise EngineError(f"pair {pair.name}: {why}")
+    check_loadable("vllm", pair.name, part, folder)
     return {"model": str(understood("vllm", cell.method, folder)), **revision}
 
 
