@@ -539,6 +539,25 @@ def test_sglangs_flags(tmp_path: Path) -> None:
     assert "DFLASH" in block and " ".join(block).endswith(
         "steps 1 --speculative-eagle-topk 1 --speculative-num-draft-tokens 8"
     )
+    spark = Sglang(replace(pair, heads={"dspark": tmp_path})).arguments(cell("sglang", "dspark", 5))
+    assert f"DSPARK --speculative-draft-model-path {tmp_path} --speculative-num-steps 1" in " ".join(spark)
+    assert "--speculative-dspark-block-size 5" in " ".join(spark) and spark[-1] == "6"
+    assert flags("mtp", 3).endswith(
+        "EAGLE --speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4"
+    )
+
+
+def test_sglang_refuses_what_it_cannot_draft_alike() -> None:
+    def refused(method: str, **options: Any) -> str:
+        asked = cell("sglang", method, 4).model_copy(update={"options": options, "variant": "changed"})
+        return Sglang.refuses(asked) or ""
+
+    assert "only with confidence_threshold: 0.0 (not 0.2)" in refused("dspark", confidence_threshold=0.2)
+    assert not refused("dspark", confidence_threshold=0.0)
+    assert "only with nodes: 0" in refused("dflash", nodes=8)
+    assert "no flags for the options of draft_model" in refused("draft_model", acceptance="block")
+    assert "layers that the target's own checkpoint carries" in (Sglang.refuses_model("mtp", {}) or "")
+    assert Sglang.refuses_model("mtp", {"num_nextn_predict_layers": 1}) is None
 
 
 def test_sglangs_adaptive_drafts_are_of_eagles_chains_and_of_newer_versions(

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 from specrig.cell import Cell
 from specrig.decoding.types import Counts
-from specrig.engines.base import EngineError, foreign, lacks, too_old
+from specrig.engines.base import EngineError, foreign, lacks, lacks_layers, not_a_chain, too_old
 from specrig.engines.head_copies import check_loadable, understood
 from specrig.engines.http import counters
 from specrig.engines.http.client import Completion, HttpEngine
@@ -82,13 +82,19 @@ class Sglang(HttpEngine):
     @classmethod
     def refuses(cls, cell: Cell) -> str | None:
         """Methods without an algorithm in SGLang, and options without a flag."""
-        if lacking := lacks("SGLang", cls.name, cell):
-            return lacking
-        if cell.variant and not foreign(cls.name)[cell.method].renamed:
+        if refused := lacks("SGLang", cls.name, cell) or not_a_chain("SGLang", cls.name, cell):
+            return refused
+        known = foreign(cls.name)[cell.method]
+        if cell.variant and not (known.renamed or known.options):
             return (
                 f"SGLang has no flags for the options of {cell.method} ({cell.variant}); leave them at their defaults"
             )
         return None
+
+    @classmethod
+    def refuses_model(cls, method: str, config: dict[str, Any]) -> str | None:
+        """Targets without layers of their own to draft with, where SGLang has no others."""
+        return lacks_layers("SGLang", cls.name, method, config)
 
     def arguments(self, cell: Cell) -> list[str]:
         """Flags of `sglang.launch_server` for a cell, without the address.
@@ -111,25 +117,32 @@ class Sglang(HttpEngine):
         if not known.method:
             return found
         found += ["--speculative-algorithm", known.method]
-        if not part:
+        if not part and not known.carried:
             chain = f"--speculative-num-draft-tokens {cell.k + 1} --speculative-ngram-max-bfs-breadth 1"
             return [*found, *chain.split()]
-        if part not in pair.sources:
-            raise EngineError(
-                f"pair {pair.name}: {cell.method} needs a {part} and the pair names none; fill its row in pairs.tsv"
-            )
+        if part:
+            found += self._drafts(cell, part)
         own = {name: cell.options[name] for name in known.renamed if name in cell.options}
         width, nodes = own.get("top_k", 1), own.get("nodes", cell.k)
-        check_loadable("sglang", pair.name, part, Path(pair.sources[part]))
-        source = understood("sglang", cell.method, Path(pair.sources[part]))
-        found += ["--speculative-draft-model-path", str(source)]
-        found += ["--speculative-draft-model-revision", pair.revisions[part]] if part in pair.revisions else []
-        steps = known.keys.get("--speculative-num-steps", cell.k)
-        found += ["--speculative-num-steps", str(steps), "--speculative-eagle-topk", str(width)]
+        for flag, value in {"--speculative-num-steps": "{k}", **known.keys}.items():
+            found += [flag, str(value).format(k=cell.k)]
+        found += ["--speculative-eagle-topk", str(width)]
         if self.options.adaptive and known.method in ADAPTS and width == 1:
             _check_installed("speculative_adaptive")
             found.append("--speculative-adaptive")
         return [*found, "--speculative-num-draft-tokens", str(nodes + 1)]
+
+    def _drafts(self, cell: Cell, part: str) -> list[str]:
+        """Flags with the draft or head of a cell. Raises EngineError where the pair has none that SGLang can use."""
+        pair = self.pair
+        if part not in pair.sources:
+            raise EngineError(
+                f"pair {pair.name}: {cell.method} needs a {part} and the pair names none; fill its row in pairs.tsv"
+            )
+        check_loadable("sglang", pair.name, part, Path(pair.sources[part]))
+        source = understood("sglang", cell.method, Path(pair.sources[part]))
+        found = ["--speculative-draft-model-path", str(source)]
+        return found + (["--speculative-draft-model-revision", pair.revisions[part]] if part in pair.revisions else [])
 
     def ready(self, cell: Cell) -> None:
         """Use the server that the study names, else start one for the cell in place of the last."""

@@ -62,7 +62,7 @@ class Foreign:
     part: str = ""
     """The part of the pair that it drafts with, e.g. "draft"; empty in a head's own recipe and where nothing is loaded."""
     keys: Mapping[str, Any] = field(default_factory=dict)
-    """Further keys of the engine's configuration."""
+    """Further keys of the engine's configuration; of SGLang's flags, "{k}" stands for the cell's k."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Values that the native method's options must have for the engine to do the same."""
     renamed: Mapping[str, str] = field(default_factory=dict)

@@ -26,6 +26,7 @@ class Mtp(Eagle):
     paper = PaperRound(width=2, passes=1, layers=1, squares=2, outputs=1)
     foreign: ClassVar[Mapping[str, Foreign]] = {
         "vllm": Foreign("mtp", options={"acceptance": "exact"}, sampled=True, carried=True),
+        "sglang": Foreign("EAGLE", options={"acceptance": "exact"}, carried=True),
         "transformers": Foreign("use_mtp", options={"acceptance": "exact"}, sampled=True, carried=True),
     }
 

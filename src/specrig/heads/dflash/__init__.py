@@ -13,6 +13,8 @@ from specrig.runtime.types import DecodingError
 
 WHOLE_CHAINS = {"acceptance": "exact", "length": "fixed", "nodes": 0}
 """Options with which other engines draft the same."""
+ONE_PASS = {"--speculative-num-steps": 1}
+"""What SGLang is told of a block that is drafted in one pass."""
 
 
 def choose_target_layers(layers: int) -> tuple[int, ...]:
@@ -36,7 +38,7 @@ class DFlash(LayerHead):
     aux_hidden_states: ClassVar[int] = 3
     foreign: ClassVar[Mapping[str, Foreign]] = {
         "vllm": Foreign("dflash", options=WHOLE_CHAINS, sampled=True),
-        "sglang": Foreign("DFLASH", keys={"--speculative-num-steps": 1}),  # a block in one pass
+        "sglang": Foreign("DFLASH", options=WHOLE_CHAINS, keys=ONE_PASS),
         "llamacpp": Foreign("draft-dflash", options=WHOLE_CHAINS, sampled=True),
     }
 

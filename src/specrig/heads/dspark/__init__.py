@@ -8,7 +8,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from specrig.heads.base import Foreign, Sizes
-from specrig.heads.dflash import WHOLE_CHAINS, DFlash
+from specrig.heads.dflash import ONE_PASS, WHOLE_CHAINS, DFlash
 
 _UNCUT = WHOLE_CHAINS | {"confidence_threshold": 0.0}
 
@@ -21,6 +21,7 @@ class DSpark(DFlash):
     about: ClassVar[str] = "How the head of `dspark` is trained."
     foreign: ClassVar[Mapping[str, Foreign]] = {
         "vllm": Foreign("dspark", options=_UNCUT, sampled=True, on_gpus_alone=True),
+        "sglang": Foreign("DSPARK", options=_UNCUT, keys=ONE_PASS | {"--speculative-dspark-block-size": "{k}"}),
         "llamacpp": Foreign("draft-dspark", options=_UNCUT, sampled=True),
     }
 
