@@ -65,7 +65,7 @@ def test_contexts_are_read_and_held(workplace: Path) -> None:
     generations = 2 * 8 * len(short.tasks)
     flop = 2 * 8.03e9 * 32768 + 2 * 32 * 4096 * 32768**2
     assert 3600 * (more - spent) > 0.99 * generations * flop / 1.5e11
-    assert "contexts read at 0.15 TFLOP/s" in text
+    assert "prompts read at 0.15 TFLOP/s" in text
 
 
 def test_load_is_counted(workplace: Path) -> None:

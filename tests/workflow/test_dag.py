@@ -226,6 +226,6 @@ def test_a_part_of_the_full_grid_is_planned_and_what_it_needs_is_said(workplace:
     result = run(Path(), "--dry-run", "--config", "pairs=llama31_8b", config="configs/paper.yaml")
     output = result.stdout
     assert result.returncode == 0, output
-    assert re.search(r"[\d]+ cells in \d+ jobs · up to [\d.]+ GB \(\w+\) of GPU memory · at most [\d.,]+ hours", output)
+    assert re.search(r"[\d]+ cells in \d+ jobs · up to [\d.]+ GB \(\w+\) of GPU memory · about [\d.,]+ hours", output)
     assert re.search(r"prompts +8\n", output), "each data set is fetched by a job of its own"
     assert not Path("results").exists()

@@ -1,7 +1,7 @@
 """Estimates the memory and the hours that a study needs, before anything is downloaded. No torch here.
 
 Sizes are exact where the architecture is known (from shipped facts, a local config.json or the study's own recipe).
-Hours are a bound from memory bandwidth. They serve planning only and are never shown beside measurements.
+Hours follow from the memory bandwidth. They serve planning only and are never shown beside measurements.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ LEAST_S = 20.0
 """Seconds of a job that loads models."""
 PROMPT_TOKENS = 1024
 """Assumed length of a prompt in tokens, for the size of the cache, where the study has no contexts."""
+READ_TOKENS = 256
+"""The same for the time of reading it: most prompts are far shorter than the longest."""
 WORKSPACE_BYTES = 1.5e9
 """Assumed bytes of activations, the libraries' workspace and the driver's context."""
 COPIES = {"cuda": 1.0, "cpu": 2.25}
@@ -55,8 +57,8 @@ UNITS = (("hour", 3600, 1), ("minute", 60, 0), ("second", 1, 0))
 """Units of time: name, seconds, digits after the point."""
 ASSUMPTION = (
     f"each pass reads the weights once at {REACHED:.0%} of {{bandwidth}} GB/s ({{machine}}), "
-    "no method faster than its baseline, {free}, downloads, training and repeats of what does not settle at once not "
-    "counted"
+    "no method faster than its baseline, drafts free, prompts{length} read at {speed:g} TFLOP/s, "
+    "downloads, training and repeats of what does not settle at once not counted"
 )
 
 
@@ -152,10 +154,9 @@ def hours(study: Study, sizes: list[PairSize], bandwidth: float | None = None) -
     seconds = sum(process_seconds(study, process, known[process[1]], bandwidth) for process in processes)
     seconds = seconds + sum(load_seconds(study, sizes, bandwidth).values())
     machine = "measured here" if here else "an A100 80 GB" if device == "cuda" else "CPU"
-    free = "prompts and drafts free"
-    if study.contexts:
-        free = f"drafts free, contexts read at {ARITHMETIC[device][0] / 1e12:g} TFLOP/s"
-    text = ASSUMPTION.format(bandwidth=f"{bandwidth / GB:,.0f}", machine=machine, free=free)
+    length = "" if study.contexts else f" of {READ_TOKENS} tokens"
+    speed = ARITHMETIC[device][0] / 1e12
+    text = ASSUMPTION.format(bandwidth=f"{bandwidth / GB:,.0f}", machine=machine, length=length, speed=speed)
     unknown = [size.pair for size in sizes if size.target is None]
     return seconds / 3600, text + (f"; without {', '.join(unknown)}, whose size is not known" if unknown else "")
 
@@ -175,7 +176,7 @@ def process_seconds(
     bandwidth: float | None = None,
     repeats: int | None = None,
 ) -> float:
-    """Seconds that one measuring job takes, by the same bound as `hours`.
+    """Seconds that one measuring job takes, by the same assumptions as `hours`.
 
     process: a key of the grid's `jobs`. size: of its pair, whose target's shape is known. bandwidth: as in
     `hours`. repeats: of every prompt; None: the least of the study, as if all settled.
@@ -188,7 +189,7 @@ def process_seconds(
         for cell in block:
             prompts = study.grid.prompt_count(block[0].batch_size) * (repeats or study.repeats.least)
             passes += -(-prompts // cell.batch_size) * study.max_new_tokens + study.warmup * WARMUP_TOKENS
-            reading += prompts * _reading_s(size.target, variant_of(cell.task).context, study)
+            reading += prompts * _reading_s(size.target, variant_of(cell.task).context or READ_TOKENS, study)
     return passes * _pass_s(size, study, bandwidth) + reading + size.weight_bytes / LOADING
 
 
@@ -223,7 +224,7 @@ def arithmetic(study: Study) -> tuple[float, str]:
 
 
 def _reading_s(target: Shape, tokens: int, study: Study) -> float:
-    """Seconds in which the target reads a context: its products and, for each pair of tokens, its attention."""
+    """Seconds in which the target reads a prompt: its products and, for each pair of tokens, its attention."""
     flop = 2.0 * target.active_parameters * tokens + 2.0 * target.layers * target.config["hidden_size"] * tokens**2
     return flop / arithmetic(study)[0]
 
@@ -235,7 +236,7 @@ def needs(study: Study) -> str:
     where = "GPU memory" if study.uses_gpu() else "memory"
     known = "" if largest is None else f"up to {size_text(largest.memory_bytes or 0)} ({largest.pair}) of {where}"
     spent = time_text(hours(study, sizes)[0] * 3600)
-    return f"{extent(study)} · {known or f'{where} not known'} · at most {spent} of measuring"
+    return f"{extent(study)} · {known or f'{where} not known'} · about {spent} of measuring"
 
 
 def run_estimate(study: Study, measured: int) -> str | None:
@@ -250,7 +251,7 @@ def run_estimate(study: Study, measured: int) -> str | None:
     trains = training_cost(study, missing=True).flop / arithmetic(study)[0]
     first = f", after {time_text(trains)} of training what is not trained yet" if trains else ""
     return (
-        f"Study {study.study}: at most {time_text(measuring)} of measuring{first}, by `specrig plan`. "
+        f"Study {study.study}: about {time_text(measuring)} of measuring{first}, by `specrig plan`. "
         "The percentages below count jobs, not time."
     )
 
