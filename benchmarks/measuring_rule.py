@@ -15,6 +15,9 @@ repeats until it settles, or until it is the same without any one repeat. A row 
 and the means of methods over tasks lie from the reference, how many cells lie within the reference's intervals, whether
 the same method is named as the fastest, and how many minutes the repeats that the rule used took. Records stay in the
 folder `--work`: a second call goes on from them.
+
+`--studies quiet=results/quick bursts=/another/clone/results/quick` measures nothing and applies the rules to the greedy
+cells of whole studies; the first is the reference.
 """
 
 from __future__ import annotations
@@ -64,7 +67,12 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=8, help="prompts of each task")
     parser.add_argument("--tokens", type=int, default=48, help="new tokens of each prompt")
     parser.add_argument("--job", type=Path, help=argparse.SUPPRESS)  # a process of its own measures this study
+    parser.add_argument("--studies", nargs="+", metavar="NAME=FOLDER", help="results of finished studies instead")
     given = parser.parse_args()
+    if given.studies:
+        folders = dict(named.split("=", 1) for named in given.studies)
+        show({name: greedy(study_records(Path(folder) / "records")) for name, folder in folders.items()})
+        return
     if given.job is not None:
         study = load_study(given.job)
         for (engine, pair, _), methods in study.grid.jobs.items():
@@ -208,9 +216,24 @@ def applied(records: Sequence[Record], rule: Rule) -> tuple[Logs, float]:
     return logs, (seconds + sum(baselines.values())) / 60  # the methods share the baseline's runs
 
 
+def greedy(records: Sequence[Record]) -> list[Record]:
+    """Those of batch size 1 at temperature 0, of methods that were measured on all tasks."""
+    kept = [record for record in records if record.cell.temperature == 0 and record.cell.batch_size == 1]
+    tasks: dict[tuple[str, int, str], set[str]] = {}
+    for record in kept:
+        tasks.setdefault(_method(record), set()).add(record.cell.task)
+    most = max(len(each) for each in tasks.values())
+    return [record for record in kept if len(tasks[_method(record)]) == most]
+
+
+def _method(record: Record) -> tuple[str, int, str]:
+    return record.cell.method, record.cell.k, record.cell.variant
+
+
 def show(records: dict[str, list[Record]]) -> None:
-    """Print a row for each load and rule."""
-    reference, _ = applied(records["quiet"], least(MOST))
+    """Print a row for each load and rule; the first is the reference."""
+    quiet = next(iter(records))
+    reference, _ = applied(records[quiet], least(MOST))
     ends = {
         (method, task): estimate.interval()
         for method, tasks in reference.items()
@@ -221,7 +244,7 @@ def show(records: dict[str, list[Record]]) -> None:
     }
     winner = max(usual, key=lambda method: usual[method])
     speedups = ", ".join(f"{method} {math.exp(log):.3f}" for method, log in usual.items())
-    print(f"reference: {speedups}; not settled {unsettled(records['quiet'])}\n")
+    print(f"reference: {speedups}; not settled {unsettled(records[quiet])}\n")
     print("| machine | rule | a prompt, rms | cells within | a mean, rms | worst | fastest | in each task | minutes |")
     print("|---|---|--:|--:|--:|--:|---|--:|--:|")
     for load, found in records.items():
@@ -239,7 +262,7 @@ def show(records: dict[str, list[Record]]) -> None:
                 f"| {load} | {name} | {percent(rms(prompts))} | {sum(inside)} of {len(inside)} | {percent(rms(errors))} "
                 f"| {percent(float(np.abs(errors).max()))} | {verdict} | {sum(tasks)} of {len(tasks)} | {minutes:.1f} |"
             )
-        if load != "quiet":
+        if load != quiet:
             print(f"\n{load}: not settled {unsettled(found)}\n")
 
 
