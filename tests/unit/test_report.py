@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -462,11 +463,30 @@ def test_means_over_fewer_tasks_win_nothing(data: StudyData) -> None:
 def test_the_answer_in_short_is_that_of_the_report(data: StudyData) -> None:
     summary = speedup_summary(data.table, data.records, data.tasks)
     [answer] = findings(summary, best_rows(data.table), data.tasks)
-    [line] = in_short(summary)
+    line, *others = in_short(summary)
     for piece in re.findall(r"k = \d+|[\d.]+ times the speed|over \d+ tasks|\[.*\] at 95 %", answer.answer):
         assert piece in line
     assert line.count("k = ") == line.count(" times") == line.count(" at 95 %") == 1
+    assert all(other in answer.answer for other in others)
     assert in_short(summary.assign(lossless=False)) == []
+
+
+def test_who_cannot_be_told_from_the_fastest_is_named_with_it(data: StudyData) -> None:
+    summary = in_order(speedup_summary(data.table, data.records, data.tasks))
+    summary = summary[~summary["method"].isin(["autoregressive", "naive_batching"])].head(3).copy()
+    summary["lossless"], summary["failed"], summary["geometric_mean"] = True, False, [1.6, 1.5, 1.2]
+    summary["geometric_mean_low"], summary["geometric_mean_high"] = [1.5, 1.4, 1.1], [1.7, 1.6, 1.3]
+    second = summary.iloc[1]
+
+    def said(summary: pd.DataFrame) -> str:
+        return findings(summary, best_rows(data.table), data.tasks)[0].answer
+
+    assert said(summary).endswith(f"As fast within the intervals: {labels.named(second)} (1.50).")
+    assert in_short(summary)[1:] == [f"As fast within the intervals: {labels.named(second)} (1.50)."]
+    apart = summary.assign(geometric_mean_high=[1.7, 1.49, 1.3])
+    assert "As fast" not in said(apart) and len(in_short(apart)) == 1
+    slow = summary.assign(geometric_mean=summary["geometric_mean"] / 2)
+    assert "As fast" not in said(slow), "among methods that gain nothing none is as fast"
 
 
 def test_the_head_says_where_timing_did_not_settle() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -15,13 +15,20 @@ from specrig.report.labels import BASELINES, named, task_name
 from specrig.report.speed_tables import mean_units
 from specrig.report.summary import MEAN, base_setting, comparable, over_most_tasks
 
+NAMED = 3
+"""How many methods are named whose interval reaches into the fastest one's."""
+
 
 class Leader(NamedTuple):
-    """The fastest lossless method of an engine and pair; top: its row of `rows`, None without one."""
+    """The fastest lossless method of an engine and pair.
+
+    top: its row of `rows`; None without one. near: the rows of others whose interval reaches into its own, fastest first.
+    """
 
     where: str
     rows: pd.DataFrame
     top: dict[str, Any] | None
+    near: list[dict[str, Any]]
 
 
 class Finding(NamedTuple):
@@ -44,7 +51,8 @@ def findings(summary: pd.DataFrame, best: pd.DataFrame, tasks: list[str]) -> lis
     methods that failed the audit are never named as the fastest, nor those that were measured on fewer tasks.
     """
     found = []
-    for where, rows, top in _leaders(summary):
+    for leader in _leaders(summary):
+        where, rows, top, _ = leader
         if top is None:
             measured = rows["lossless"].astype(bool) & ~rows["method"].isin(list(BASELINES))
             none = f"No lossless speculative method on {where} passed the audit and has a speedup."
@@ -54,14 +62,15 @@ def findings(summary: pd.DataFrame, best: pd.DataFrame, tasks: list[str]) -> lis
                 )
             )
             continue
-        found.append(Finding(where, _answer(top, tasks, where), " ".join(_explanation(top, rows, best, tasks))))
+        found.append(Finding(where, _answer(leader, top, tasks), " ".join(_explanation(top, rows, best, tasks))))
     return found
 
 
 def in_short(summary: pd.DataFrame) -> list[str]:
     """The answers of `findings` as lines for a terminal. summary: see there."""
     lines = []
-    for where, _, top in _leaders(summary):
+    for leader in _leaders(summary):
+        where, _, top, _ = leader
         if top is None:
             continue
         name = named(top)
@@ -70,6 +79,7 @@ def in_short(summary: pd.DataFrame) -> list[str]:
             f"Fastest lossless method on {where}: {name} at k = {top['k']}, {number(top[MEAN])} times the speed "
             f"of plain decoding ({over}{_batch(top)}, {_spread(top)})"
         )
+        lines += filter(None, [_as_fast(leader)])
     return lines
 
 
@@ -79,10 +89,11 @@ def _leaders(summary: pd.DataFrame) -> Iterator[Leader]:
         rows = base_setting(rows)
         fair = rows[comparable(rows)].dropna(subset=[MEAN])
         if fair.empty:
-            yield Leader(where, rows, None)
+            yield Leader(where, rows, None, [])
             continue
-        top = cast("dict[str, Any]", over_most_tasks(fair).sort_values(MEAN).iloc[-1].to_dict())
-        yield Leader(where, rows, top)
+        top, *others = row_dicts(over_most_tasks(fair).sort_values(MEAN, ascending=False))
+        near = [row for row in others if row[f"{MEAN}_high"] >= top[f"{MEAN}_low"]]
+        yield Leader(where, rows, top, near if top[MEAN] > 1 else [])
 
 
 def _spread(top: dict[str, Any]) -> str:
@@ -90,14 +101,23 @@ def _spread(top: dict[str, Any]) -> str:
     return f"{interval(low, high)} at 95 %" if np.isfinite(low) else f"n = {mean_units(top)}: no interval"
 
 
-def _answer(top: dict[str, Any], tasks: list[str], where: str) -> str:
+def _as_fast(leader: Leader) -> str:
+    """The methods that cannot be told from the fastest one, as a sentence; empty without any."""
+    if not leader.near:
+        return ""
+    names = [f"{named(row)} ({number(row[MEAN])})" for row in leader.near[:NAMED]]
+    more = len(leader.near) - len(names)
+    return f"As fast within the intervals: {', '.join(names)}{f' and {more} more' if more else ''}."
+
+
+def _answer(leader: Leader, top: dict[str, Any], tasks: list[str]) -> str:
     name = named(top)
     measured = sum(np.isfinite(top[task]) for task in tasks)
     return (
-        f"On {where} the fastest lossless method is {name} at k = {top['k']}: {number(top[MEAN])} times the "
+        f"On {leader.where} the fastest lossless method is {name} at k = {top['k']}: {number(top[MEAN])} times the "
         f"speed of autoregressive decoding in the geometric mean over {measured} task{'s' if measured != 1 else ''} at "
-        f"temperature {top['temperature']:g}{_batch(top)} ({_spread(top)}).{_doubt(top)}"
-    )
+        f"temperature {top['temperature']:g}{_batch(top)} ({_spread(top)}).{_doubt(top)} {_as_fast(leader)}"
+    ).rstrip()
 
 
 def _batch(top: dict[str, Any]) -> str:
