@@ -1,4 +1,5 @@
 # Writes the report as one self-contained page, and beside it, at the same time, as PDF and as a folder for papers.
+# The paths that the commands print are left out: the run's end says where the report is.
 
 
 rule report:
@@ -27,7 +28,7 @@ rule report:
     message:
         "Writing {output}"
     shell:
-        "python -m specrig stage report --study {params.study:q} 2>&1 | tee {log:q} >&2"
+        "python -m specrig stage report --study {params.study:q} 2>&1 >/dev/null | tee {log:q} >&2"
 
 
 # It draws figures of its own, in the widths of a paper, so it need not wait for those of the page.
@@ -57,4 +58,4 @@ rule paper:
     message:
         "Writing the PDF and the folder for papers"
     shell:
-        "python -m specrig stage paper --study {params.study:q} 2>&1 | tee {log:q} >&2"
+        "python -m specrig stage paper --study {params.study:q} 2>&1 >/dev/null | tee {log:q} >&2"
