@@ -20,9 +20,7 @@ SMALL_MODEL = 100_000_000
 """For targets with fewer parameters the report says what a target this small cannot show."""
 
 MANY_UNSETTLED = 1 / 3
-"""The report names cells in which timing did not settle in more than this share of the prompts."""
-NAMED = 3
-"""How many of them it names."""
+"""The report counts the cells in which timing did not settle in more than this share of the prompts."""
 
 DEFINITIONS = {
     **definitions(),
@@ -68,9 +66,9 @@ def certainty(unsettled: Mapping[str, tuple[int, int]]) -> str:
         return ""
     count, of = (sum(numbers[index] for numbers in unsettled.values()) for index in (0, 1))
     text = f"Timing did not settle in {count:,} of {of:,} prompts of all cells."
-    most = [name for name, (some, every) in unsettled.items() if some > every * MANY_UNSETTLED]
-    more = f" and {len(most) - NAMED} more cells" if len(most) > NAMED else ""
-    return text + (f" More than a third of the prompts did not in {', '.join(most[:NAMED])}{more}." if most else "")
+    most = sum(some > every * MANY_UNSETTLED for some, every in unsettled.values())
+    where = f" In {most} of {len(unsettled)} cells it did not in more than a third (settled in tables/cells.csv)."
+    return text + (where if most else "")
 
 
 def _prompts(cells: pd.DataFrame) -> str:
