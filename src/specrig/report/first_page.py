@@ -85,7 +85,7 @@ def what_to_use(advised: pd.DataFrame) -> list[str]:
     elif close:
         rivals = list(dict.fromkeys(rival for names in close.values() for rival in names))[:3]
         where = "every task" if len(close) == len(rows) else _and([*close])
-        sure = f"On {where} others do as well within the intervals ({', '.join(rivals)}): choose among them by effort."
+        sure = f"On {where} others' intervals reach into the best one's ({', '.join(rivals)}), so what a method needs may decide."
     else:
         sure = "On each task the interval of the best method lies above those of all others."
     return [f"Use {use}.", sure]

@@ -65,10 +65,9 @@ def certainty(unsettled: Mapping[str, tuple[int, int]]) -> str:
     if not unsettled:
         return ""
     count, of = (sum(numbers[index] for numbers in unsettled.values()) for index in (0, 1))
-    text = f"Timing did not settle in {count:,} of {of:,} prompts of all cells."
+    text = f"Timing did not settle in {count:,} of {of:,} prompts"
     most = sum(some > every * MANY_UNSETTLED for some, every in unsettled.values())
-    where = f" In {most} of {len(unsettled)} cells it did not in more than a third (settled in tables/cells.csv)."
-    return text + (where if most else "")
+    return text + (f"; in {most} of {len(unsettled)} cells in more than a third of them." if most else ".")
 
 
 def _prompts(cells: pd.DataFrame) -> str:
