@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -278,7 +279,10 @@ def test_a_missing_suffix_library_is_said_when_planning(
         return (present[name] or None) if name in present else find(name, package)
 
     monkeypatch.setattr(importlib.util, "find_spec", find_spec)
-    study = load_study(Path("configs/engines.yaml"))
+    config = yaml.safe_load(Path("configs/engines.yaml").read_text())
+    config["methods"].append({"method": "suffix", "k": 8})
+    Path("configs/mine.yaml").write_text(yaml.safe_dump(config))
+    study = load_study(Path("configs/mine.yaml"))
     refused = {refusal.cell.method: refusal.reason for refusal in study.grid.refusals if refusal.cell.engine == "vllm"}
     ran = {cell.method for cell in study.grid.cells if cell.engine == "vllm"}
     assert ran == {entry.method for entry in study.methods} - ({"suffix"} if not here else set())
