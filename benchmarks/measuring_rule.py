@@ -210,8 +210,7 @@ def applied(records: Sequence[Record], rule: Rule) -> tuple[Logs, float]:
         if record.run.repeats[0].tokens:
             cell = record.cell
             log, used, baselines[cell.task, record.prompt_id] = rule(record.run, record.baseline)
-            name = f"{cell.method}-k{cell.k}{cell.variant and '-' + cell.variant}"
-            logs.setdefault(name, {}).setdefault(cell.task, []).append(log)
+            logs.setdefault(method_of(record), {}).setdefault(cell.task, []).append(log)
             seconds += used
     return logs, (seconds + sum(baselines.values())) / 60  # the methods share the baseline's runs
 
@@ -219,15 +218,17 @@ def applied(records: Sequence[Record], rule: Rule) -> tuple[Logs, float]:
 def greedy(records: Sequence[Record]) -> list[Record]:
     """Those of batch size 1 at temperature 0, of methods that were measured on all tasks."""
     kept = [record for record in records if record.cell.temperature == 0 and record.cell.batch_size == 1]
-    tasks: dict[tuple[str, int, str], set[str]] = {}
+    tasks: dict[str, set[str]] = {}
     for record in kept:
-        tasks.setdefault(_method(record), set()).add(record.cell.task)
+        tasks.setdefault(method_of(record), set()).add(record.cell.task)
     most = max(len(each) for each in tasks.values())
-    return [record for record in kept if len(tasks[_method(record)]) == most]
+    return [record for record in kept if len(tasks[method_of(record)]) == most]
 
 
-def _method(record: Record) -> tuple[str, int, str]:
-    return record.cell.method, record.cell.k, record.cell.variant
+def method_of(record: Record) -> str:
+    """A method with its k and options, e.g. `ngram-k6`."""
+    cell = record.cell
+    return f"{cell.method}-k{cell.k}{cell.variant and '-' + cell.variant}"
 
 
 def show(records: dict[str, list[Record]]) -> None:

@@ -554,7 +554,8 @@ def test_sglang_refuses_what_it_cannot_draft_alike() -> None:
 
     assert "only with confidence_threshold: 0.0 (not 0.2)" in refused("dspark", confidence_threshold=0.2)
     assert not refused("dspark", confidence_threshold=0.0)
-    assert "only with nodes: 0" in refused("dflash", nodes=8)
+    assert "no flags for the options of dspark" in refused("dspark", confidence_threshold=0.0, top_k=2)
+    assert "no flags for the options of dflash" in refused("dflash", nodes=8)
     assert "no flags for the options of draft_model" in refused("draft_model", acceptance="block")
     assert "layers that the target's own checkpoint carries" in (Sglang.refuses_model("mtp", {}) or "")
     assert Sglang.refuses_model("mtp", {"num_nextn_predict_layers": 1}) is None

@@ -18,6 +18,7 @@ from threading import Lock
 from typing import Any, ClassVar
 
 from specrig.cell import Cell
+from specrig.decoding.drafters import registry as methods
 from specrig.decoding.types import Counts
 from specrig.engines.base import EngineError, foreign, lacks, lacks_layers, not_a_chain, too_old
 from specrig.engines.head_copies import check_loadable, understood
@@ -84,8 +85,9 @@ class Sglang(HttpEngine):
         """Methods without an algorithm in SGLang, and options without a flag."""
         if refused := lacks("SGLang", cls.name, cell) or not_a_chain("SGLang", cls.name, cell):
             return refused
-        known = foreign(cls.name)[cell.method]
-        if cell.variant and not (known.renamed or known.options):
+        known, defaults = foreign(cls.name)[cell.method], methods()[cell.method].Options().model_dump()
+        changed = {name for name, value in cell.options.items() if value != defaults[name]}
+        if cell.variant and not known.renamed and (not known.options or changed - known.options.keys()):
             return (
                 f"SGLang has no flags for the options of {cell.method} ({cell.variant}); leave them at their defaults"
             )

@@ -75,7 +75,7 @@ def advice_grid(found: pd.DataFrame, cells: pd.DataFrame) -> Grid:
                 GridEntry(_megabytes(row["beyond_mb"]), f"of {grid.number(row['peak_memory_mb'], 0)}")
                 if known
                 else GridEntry("–"),
-                GridEntry(_first(row["rivals"], SHOWN) or "–"),
+                GridEntry(first_names(row["rivals"], SHOWN) or "–"),
             ]
         )
     return Grid(
@@ -91,7 +91,7 @@ def advice_grid(found: pd.DataFrame, cells: pd.DataFrame) -> Grid:
     )
 
 
-def _first(names: list[str], most: int) -> str:
+def first_names(names: list[str], most: int) -> str:
     """The first `most` names, and how many more there are."""
     more = len(names) - most
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")

@@ -10,13 +10,11 @@ import pandas as pd
 
 from specrig.analysis.cells import row_dicts
 from specrig.analysis.repetition import LOOPING
+from specrig.report.advice import SHOWN, first_names
 from specrig.report.grid import interval, number, percent
 from specrig.report.labels import BASELINES, named, task_name
 from specrig.report.speed_tables import mean_units
 from specrig.report.summary import MEAN, base_setting, comparable, over_most_tasks
-
-NAMED = 3
-"""How many methods are named whose interval reaches into the fastest one's."""
 
 
 class Leader(NamedTuple):
@@ -105,9 +103,8 @@ def _as_fast(leader: Leader) -> str:
     """The methods that cannot be told from the fastest one, as a sentence; empty without any."""
     if not leader.near:
         return ""
-    names = [f"{named(row)} ({number(row[MEAN])})" for row in leader.near[:NAMED]]
-    more = len(leader.near) - len(names)
-    return f"As fast within the intervals: {', '.join(names)}{f' and {more} more' if more else ''}."
+    names = [f"{named(row)} ({number(row[MEAN])})" for row in leader.near]
+    return f"As fast within the intervals: {first_names(names, SHOWN)}."
 
 
 def _answer(leader: Leader, top: dict[str, Any], tasks: list[str]) -> str:

@@ -8,6 +8,7 @@ import pandas as pd
 
 from specrig.analysis.cells import row_dicts
 from specrig.report import grid
+from specrig.report.advice import SHOWN
 from specrig.report.grid import Grid, GridEntry
 from specrig.report.labels import BASELINES, named, task_name
 from specrig.report.speed_tables import mean_units, setting, with_bold
@@ -83,7 +84,7 @@ def what_to_use(advised: pd.DataFrame) -> list[str]:
     if unsure:
         sure = f"On {_and(unsure)} these prompts show no certain gain (the interval holds 1)."
     elif close:
-        rivals = list(dict.fromkeys(rival for names in close.values() for rival in names))[:3]
+        rivals = list(dict.fromkeys(rival for names in close.values() for rival in names))[:SHOWN]
         where = "every task" if len(close) == len(rows) else _and([*close])
         sure = f"On {where} others' intervals reach into the best one's ({', '.join(rivals)}), so what a method needs may decide."
     else:

@@ -38,7 +38,7 @@ class DFlash(LayerHead):
     aux_hidden_states: ClassVar[int] = 3
     foreign: ClassVar[Mapping[str, Foreign]] = {
         "vllm": Foreign("dflash", options=WHOLE_CHAINS, sampled=True),
-        "sglang": Foreign("DFLASH", options=WHOLE_CHAINS, keys=ONE_PASS),
+        "sglang": Foreign("DFLASH", keys=ONE_PASS),
         "llamacpp": Foreign("draft-dflash", options=WHOLE_CHAINS, sampled=True),
     }
 
