@@ -37,7 +37,7 @@ study: $(READY) $(READY_CONFIG)  ## set up .venv, run the study, say where the r
 WORKERS ?= $(if $(IS_VLLM),0,$(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1))))
 
 test: $(READY_DEV)  ## run the tests
-	@$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	@$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(ARGS)
 
 lint: types style  ## check formatting, lint, types, the directions of imports, and the licences of all that runs
 

@@ -5,7 +5,10 @@ llama.cpp makes of a file.
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import urllib.request
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -161,24 +164,31 @@ def _tensors(model: Any, name: str) -> dict[str, np.ndarray]:
 
 
 class LlamaCpp:
-    """llama.cpp on a file: what it answers to a text and to token ids."""
+    """llama.cpp on a file: what it answers to a text and to token ids. Its server runs in a process of its own, since
+    one that ends within this process may wait for itself for ever.
+    """
 
     def __init__(self, file: Path) -> None:
-        import xllamacpp
-
-        settings = xllamacpp.CommonParams()
-        settings.model.path = str(file)
-        settings.hostnames, settings.port, settings.n_ctx, settings.n_parallel = ["127.0.0.1"], 0, 128, 1
-        settings.n_gpu_layers, settings.fit_params, settings.ui, settings.warmup = 0, False, False, False
-        settings.cpuparams.n_threads = settings.cpuparams_batch.n_threads = settings.n_threads_http = 1
-        settings.cache_type_k = settings.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
-        settings.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
-        self.server = xllamacpp.Server(settings)
+        settings = {
+            "model": str(file), "port": 0, "context": 128, "slots": 1, "threads": 1, "device": "cpu", "exact_cache": True,
+            "vocabulary": 0, "speculation": None,
+        }  # fmt: skip
+        command = [
+            sys.executable,
+            "-c",
+            "from specrig.engines.llamacpp.serve import main; main()",
+            json.dumps(settings),
+        ]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        weakref.finalize(self, process.communicate)
+        weakref.finalize(self, process.kill)  # the last one made is called first
+        assert process.stdout is not None
+        self.address = process.stdout.readline().strip()
 
     def post(self, path: str, **body: Any) -> Any:
-        request = urllib.request.Request(f"{self.server.listening_address}{path}", json.dumps(body).encode())
+        request = urllib.request.Request(f"{self.address}{path}", json.dumps(body).encode())
         request.add_header("Content-Type", "application/json")
-        with urllib.request.urlopen(request) as response:
+        with urllib.request.urlopen(request, timeout=120) as response:
             return json.load(response)
 
     def ids(self, text: str) -> list[int]:

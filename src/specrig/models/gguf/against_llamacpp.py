@@ -7,6 +7,7 @@ input. It maps the weights and computes nothing with them.
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -110,3 +111,4 @@ def main() -> None:
         with urllib.request.urlopen(request) as response:
             answers.append(json.load(response)["tokens"])
     print(json.dumps(answers), flush=True)
+    os._exit(0)  # a server that ends as Python objects do may wait for itself for ever
