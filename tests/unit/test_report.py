@@ -481,8 +481,10 @@ def test_who_cannot_be_told_from_the_fastest_is_named_with_it(data: StudyData) -
     def said(summary: pd.DataFrame) -> str:
         return findings(summary, best_rows(data.table), data.tasks)[0].answer
 
-    assert said(summary).endswith(f"As fast within the intervals: {labels.named(second)} (1.50).")
-    assert in_short(summary)[1:] == [f"As fast within the intervals: {labels.named(second)} (1.50)."]
+    assert said(summary).endswith(f"Not certainly slower, since the intervals overlap: {labels.named(second)} (1.50).")
+    assert in_short(summary)[1:] == [
+        f"Not certainly slower, since the intervals overlap: {labels.named(second)} (1.50)."
+    ]
     apart = summary.assign(geometric_mean_high=[1.7, 1.49, 1.3])
     assert "As fast" not in said(apart) and len(in_short(apart)) == 1
     slow = summary.assign(geometric_mean=summary["geometric_mean"] / 2)

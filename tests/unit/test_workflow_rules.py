@@ -228,7 +228,7 @@ def test_a_run_ends_with_the_answer_where_it_made_tables(tmp_path: Path) -> None
     assert ending(tmp_path, Path("report.html"), failed_cells(tmp_path)) == f"Report: report.html\nResults: {tmp_path}"
     folder = write_study(tmp_path / "made_up")
     write_tables(folder, folder / "tables")
-    answer, as_fast, report, _ = ending(folder, Path("report.html"), failed_cells(folder)).splitlines()
+    answer, overlapping, report, _ = ending(folder, Path("report.html"), failed_cells(folder)).splitlines()
     assert answer.startswith("Fastest lossless method on ") and " times the speed of plain decoding (mean " in answer
-    assert as_fast.startswith("As fast within the intervals: ")
+    assert overlapping.startswith("Not certainly slower, since the intervals overlap: ")
     assert report == "Report: report.html" and "nan" not in answer

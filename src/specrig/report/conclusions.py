@@ -77,7 +77,7 @@ def in_short(summary: pd.DataFrame) -> list[str]:
             f"Fastest lossless method on {where}: {name} at k = {top['k']}, {number(top[MEAN])} times the speed "
             f"of plain decoding ({over}{_batch(top)}, {_spread(top)})"
         )
-        lines += filter(None, [_as_fast(leader)])
+        lines += filter(None, [_overlapping(leader)])
     return lines
 
 
@@ -99,12 +99,12 @@ def _spread(top: dict[str, Any]) -> str:
     return f"{interval(low, high)} at 95 %" if np.isfinite(low) else f"n = {mean_units(top)}: no interval"
 
 
-def _as_fast(leader: Leader) -> str:
+def _overlapping(leader: Leader) -> str:
     """The methods that cannot be told from the fastest one, as a sentence; empty without any."""
     if not leader.near:
         return ""
     names = [f"{named(row)} ({number(row[MEAN])})" for row in leader.near]
-    return f"As fast within the intervals: {first_names(names, SHOWN)}."
+    return f"Not certainly slower, since the intervals overlap: {first_names(names, SHOWN)}."
 
 
 def _answer(leader: Leader, top: dict[str, Any], tasks: list[str]) -> str:
@@ -113,7 +113,7 @@ def _answer(leader: Leader, top: dict[str, Any], tasks: list[str]) -> str:
     return (
         f"On {leader.where} the fastest lossless method is {name} at k = {top['k']}: {number(top[MEAN])} times the "
         f"speed of autoregressive decoding in the geometric mean over {measured} task{'s' if measured != 1 else ''} at "
-        f"temperature {top['temperature']:g}{_batch(top)} ({_spread(top)}).{_doubt(top)} {_as_fast(leader)}"
+        f"temperature {top['temperature']:g}{_batch(top)} ({_spread(top)}).{_doubt(top)} {_overlapping(leader)}"
     ).rstrip()
 
 
