@@ -4,10 +4,6 @@ llama.cpp makes of a file.
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-import urllib.request
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +14,9 @@ import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+from specrig.engines.llamacpp import serve
+from specrig.http_client import Client
 
 SIZES = {
     "vocab_size": 300, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -170,35 +169,21 @@ class LlamaCpp:
 
     def __init__(self, file: Path) -> None:
         settings = {
-            "model": str(file), "port": 0, "context": 128, "slots": 1, "threads": 1, "device": "cpu", "exact_cache": True,
+            "model": str(file), "context": 128, "slots": 1, "threads": 1, "device": "cpu", "exact_cache": True,
             "vocabulary": 0, "speculation": None,
         }  # fmt: skip
-        command = [
-            sys.executable,
-            "-c",
-            "from specrig.engines.llamacpp.serve import main; main()",
-            json.dumps(settings),
-        ]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-        weakref.finalize(self, process.communicate)
-        weakref.finalize(self, process.kill)  # the last one made is called first
-        assert process.stdout is not None
-        self.address = process.stdout.readline().strip()
-
-    def post(self, path: str, **body: Any) -> Any:
-        request = urllib.request.Request(f"{self.address}{path}", json.dumps(body).encode())
-        request.add_header("Content-Type", "application/json")
-        with urllib.request.urlopen(request, timeout=120) as response:
-            return json.load(response)
+        server, url = serve.start(settings)
+        weakref.finalize(self, server.close)
+        self.client = Client(url)
 
     def ids(self, text: str) -> list[int]:
-        return self.post("/tokenize", content=text, add_special=True, parse_special=True)["tokens"]
+        return self.client.post("/tokenize", {"content": text, "add_special": True, "parse_special": True})["tokens"]
 
     def greedy(self, prompt: str | list[int], tokens: int) -> list[int]:
         """A text goes on until one of the file's own ends; token ids go on to the limit."""
         more = {"ignore_eos": True} if isinstance(prompt, list) else {}
-        answer = self.post(
-            "/completion", prompt=prompt, n_predict=tokens, temperature=0, samplers=["temperature"], return_tokens=True,
-            cache_prompt=False, **more,
-        )  # fmt: skip
-        return answer["tokens"]
+        body = {
+            "prompt": prompt, "n_predict": tokens, "temperature": 0, "samplers": ["temperature"], "return_tokens": True,
+            "cache_prompt": False, **more,
+        }  # fmt: skip
+        return self.client.post("/completion", body)["tokens"]

@@ -357,6 +357,7 @@ def test_what_the_repository_publishes_is_as_it_was_published(folder: Path) -> N
 
 def test_the_index_in_the_repository_is_of_its_publications(repository: Path) -> None:
     manifests = {path.name: read_manifest(path) for path in PUBLISHED}
+    assert len(manifests) == 11
     assert (repository / "reports/published/README.md").read_text() == index_markdown(manifests)
 
 

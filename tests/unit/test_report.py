@@ -463,11 +463,11 @@ def test_means_over_fewer_tasks_win_nothing(data: StudyData) -> None:
 def test_the_answer_in_short_is_that_of_the_report(data: StudyData) -> None:
     summary = speedup_summary(data.table, data.records, data.tasks)
     [answer] = findings(summary, best_rows(data.table), data.tasks)
-    line, as_fast = in_short(summary)
+    line, overlapping = in_short(summary)
     for piece in re.findall(r"k = \d+|[\d.]+ times the speed|over \d+ tasks|\[.*\] at 95 %", answer.answer):
         assert piece in line
     assert line.count("k = ") == line.count(" times") == line.count(" at 95 %") == 1
-    assert as_fast in answer.answer
+    assert overlapping in answer.answer
     assert in_short(summary.assign(lossless=False)) == []
 
 
@@ -486,9 +486,9 @@ def test_who_cannot_be_told_from_the_fastest_is_named_with_it(data: StudyData) -
         f"Not certainly slower, since the intervals overlap: {labels.named(second)} (1.50)."
     ]
     apart = summary.assign(geometric_mean_high=[1.7, 1.49, 1.3])
-    assert "As fast" not in said(apart) and len(in_short(apart)) == 1
+    assert "Not certainly slower" not in said(apart) and len(in_short(apart)) == 1
     slow = summary.assign(geometric_mean=summary["geometric_mean"] / 2)
-    assert "As fast" not in said(slow), "among methods that gain nothing none is as fast"
+    assert "Not certainly slower" not in said(slow), "among methods that gain nothing none is named"
 
 
 def test_the_head_says_where_timing_did_not_settle() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -220,12 +218,10 @@ class LlamaCppReference(Reference):
         """The client of a server whose context is the smallest of `contexts` that holds so many positions."""
         context = next((length for length in self.contexts if length >= positions), positions)
         if context != self._context:
-            from specrig.engines.http.launch import ServerProcess, free_port
             from specrig.engines.llamacpp import serve
             from specrig.http_client import Client
 
             self.close()
-            port = free_port()
             settings = {
                 "model": self.file,
                 "context": context,
@@ -235,10 +231,8 @@ class LlamaCppReference(Reference):
                 "device": self.device,
                 "exact_cache": True,
                 "speculation": None,
-                "port": port,
             }
-            url, start = f"http://127.0.0.1:{port}", f"from {serve.__name__} import main; main()"
-            self._server = ServerProcess([sys.executable, "-c", start, json.dumps(settings)], url, health="/health")
+            self._server, url = serve.start(settings)
             self._client, self._context = Client(url), context
             self._bos = self._client.get("/props").json().get("bos_token") or ""
         return self._client

@@ -8,8 +8,6 @@ they alternate prompt by prompt. A waiting server costs no time, and its weights
 from __future__ import annotations
 
 import importlib.util
-import json
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,7 +22,7 @@ from specrig.engines.base import EngineError, foreign, lacks, not_a_chain
 from specrig.engines.head_copies import check_loadable
 from specrig.engines.http import counters
 from specrig.engines.http.client import Completion
-from specrig.engines.http.launch import LaunchingEngine, ServerProcess, free_port
+from specrig.engines.http.launch import LaunchingEngine, ServerProcess
 from specrig.engines.llamacpp import serve
 from specrig.http_client import Client
 from specrig.models import gate, gguf, hub, needs, to_gguf
@@ -168,11 +166,8 @@ class LlamaCpp(LaunchingEngine):
         if self._key in self._servers and not self._servers[self._key][0].alive:
             self._servers.pop(self._key)[0].close()
         if self._key not in self._servers:
-            port = free_port()
-            url = f"http://127.0.0.1:{port}"
-            start = f"from {serve.__name__} import main; main()"
-            command = [sys.executable, "-c", start, json.dumps({**settings, "port": port})]
-            self._servers[self._key] = ServerProcess(command, url, health="/health"), self.client(url)
+            server, url = serve.start(settings)
+            self._servers[self._key] = server, self.client(url)
 
     def request_completion(
         self, cell: Cell, prompt: Sequence[int], *, max_new_tokens: int, seed: int, alone: bool

@@ -1,4 +1,6 @@
-"""The process of a llama.cpp server: `main` with the settings as JSON. It ends at SIGTERM or with its parent."""
+"""The process of a llama.cpp server: `main` with the settings as JSON, which `start` starts. It ends at SIGTERM or with
+its parent.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,18 @@ import signal
 import sys
 from typing import Any
 
+from specrig.engines.http.launch import ServerProcess, free_port
+
 DRAFT_TOP_K = 10
 """llama.cpp's drafts choose among so many likeliest tokens; in the model's graph it aborts where there are fewer."""
+
+
+def start(settings: dict[str, Any]) -> tuple[ServerProcess, str]:
+    """A server with the settings that `LlamaCpp.settings` makes, which answers at the address. Raises EngineError."""
+    port = free_port()
+    url, code = f"http://127.0.0.1:{port}", f"from {__name__} import main; main()"
+    command = [sys.executable, "-c", code, json.dumps({**settings, "port": port})]
+    return ServerProcess(command, url, health="/health"), url
 
 
 def parameters(settings: dict[str, Any]) -> Any:

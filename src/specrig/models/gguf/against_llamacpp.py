@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 import sys
+import traceback
 import urllib.request
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -103,12 +104,17 @@ def main() -> None:
     settings.fit_params, settings.ui, settings.warmup = False, False, False
     settings.verbosity = 4  # it lists the ids that end a text
     server = xllamacpp.Server(settings)
-    answers = []
-    for text in texts:
-        body = json.dumps({"content": text, "add_special": True, "parse_special": True}).encode()
-        request = urllib.request.Request(f"{server.listening_address}/tokenize", body)
-        request.add_header("Content-Type", "application/json")
-        with urllib.request.urlopen(request) as response:
-            answers.append(json.load(response)["tokens"])
-    print(json.dumps(answers), flush=True)
-    os._exit(0)  # a server that ends as Python objects do may wait for itself for ever
+    status = 1
+    try:
+        answers = []
+        for text in texts:
+            body = json.dumps({"content": text, "add_special": True, "parse_special": True}).encode()
+            request = urllib.request.Request(f"{server.listening_address}/tokenize", body)
+            request.add_header("Content-Type", "application/json")
+            with urllib.request.urlopen(request) as response:
+                answers.append(json.load(response)["tokens"])
+        print(json.dumps(answers), flush=True)
+        status = 0
+    except Exception:
+        traceback.print_exc()
+    os._exit(status)  # a server that ends as Python objects do may wait for itself for ever
