@@ -326,8 +326,7 @@ def test_a_server_killed_in_mid_sweep_fails_its_point_alone(make_study: MakeStud
     baseline, method = turns_of(study, "t-k4-t0-b1-c2", "llamacpp")
     assert len(baseline.counted) == len(method.counted) == 8
     early = [(request.first_tokens, len(request.tokens)) for request in baseline.counted]
-    assert all(1 <= first <= tokens for first, tokens in early)
-    assert any(first < tokens for first, tokens in early), "a busy client reads some answers whole"
+    assert all(1 <= first <= tokens for first, tokens in early)  # equal: a busy client reads an answer whole
 
 
 @pytest.mark.vllm
