@@ -8,6 +8,7 @@ import importlib.util
 import json
 import os
 import random
+import shutil
 import signal
 import sys
 import threading
@@ -15,7 +16,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -436,6 +437,27 @@ def test_the_drafter_is_draft_model_with_a_network_between(pair: PairFiles, nati
         service.process.died(5)
         with pytest.raises(EngineError, match="no server answers there"):
             engine._drafters[next(iter(engine._drafters))].remote.begin([[1, 2]])
+
+
+def test_a_trained_draft_without_a_tokenizer_drafts_behind_a_network_what_it_drafts_here(
+    pair: PairFiles, tmp_path: Path
+) -> None:
+    """It has its target's tokenizer, and drafts some tokens only, as those in weights/ do."""
+    folder = tmp_path / "draft"
+    shutil.copytree(str(pair.draft), folder, ignore=shutil.ignore_patterns("*token*"))
+    settings = json.loads((folder / "config.json").read_text())
+    settings["specrig"] = {"drafted": [1, 2, 3, 5, 7], "tokenizer": "target"}
+    (folder / "config.json").write_text(json.dumps(settings))
+    found = {}
+    with Native(replace(pair, draft=str(folder)), threads=1) as engine:
+        for method, options in (("draft_model", {}), ("remote_draft", {"latency_ms": 0.0, "precision": "float32"})):
+            cell = Cell(
+                engine="native", pair="p", method=method, k=K, task="t", temperature=1.0,
+                options=options | {"acceptance": "exact"},
+            )  # fmt: skip
+            found[method] = engine.generate(cell, some_prompts(3), max_new_tokens=LENGTH, seeds=[0, 1, 2])
+    here, behind = ([(row.tokens, row.rounds) for row in rows] for rows in found.values())
+    assert here == behind
 
 
 def test_a_service_of_another_kind_or_vocabulary_is_refused(

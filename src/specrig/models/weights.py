@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from specrig.errors import first_line
 from specrig.models import facts, needs, split
-from specrig.models.gate import check_draft, check_model, config, config_of, other_vocabulary, stop_ids, vocab_size
+from specrig.models.gate import (
+    check_draft,
+    check_model,
+    config,
+    config_of,
+    other_vocabulary,
+    stop_ids,
+    targets_tokenizer,
+    vocab_size,
+)
 from specrig.models.hub import tokenizer
 from specrig.models.pair import ModelError, PairFiles
 from specrig.models.vocabularies import TokenMap, token_map
@@ -93,8 +102,11 @@ class PretrainedWeights(Weights):
         it is loaded, so that a broken one fails only the cells that need it.
         """
         super().__init__(pair)
+        self._drafts = drafts
         check_model(pair.target, pair.target_revision, drafts=drafts)
-        self.tokenizer = tokenizer(pair.target, pair.target_revision)
+        # A draft that was trained here may have its target's tokenizer, which is not in its folder.
+        borrowed = drafts and targets_tokenizer(pair.target)
+        self.tokenizer = None if borrowed else tokenizer(pair.target, pair.target_revision)
         self.eos = frozenset(stop_ids(pair.target, pair.target_revision))
         self.vocab_size = vocab_size(pair.target, pair.target_revision, drafts=drafts)
         if pair.draft is not None:
@@ -114,7 +126,8 @@ class PretrainedWeights(Weights):
             raise ModelError(f"{source}: {NOT_NATIVE}: {reason}")
         try:
             agreement.check_architecture(AutoConfig.from_pretrained(source, revision=revision))
-            model = cached_model(self.model(part, device), device=self.devices(part, device)[0], drafts=part == "draft")
+            drafts = self._drafts or part == "draft"
+            model = cached_model(self.model(part, device), device=self.devices(part, device)[0], drafts=drafts)
         except (ModelError, MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:  # transformers has many of its own
