@@ -51,12 +51,12 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "stage paper": ("specrig stage paper", "specrig stage paper --study results/quick/study.json"),
     "publish": ("specrig publish", "specrig publish configs/quick.yaml --as my-laptop-quick"),
     "verify": (
-        "specrig verify reports/published/intel-xeon-quick",
-        "specrig verify reports/published/intel-xeon-quick --json",
+        "specrig verify reports/published/intel-xeon-default",
+        "specrig verify reports/published/intel-xeon-default --json",
     ),
     "compare": (
-        "specrig compare results/quick reports/published/intel-xeon-quick",
-        "specrig compare results/quick reports/published/intel-xeon-quick --html changes.html",
+        "specrig compare results/quick reports/published/intel-xeon-default",
+        "specrig compare results/quick reports/published/intel-xeon-default --html changes.html",
         "specrig compare acceptance/reference results/acceptance --tolerance 0.02",
     ),
     "serve draft": ("specrig serve draft models/my-draft --port 8002",),
