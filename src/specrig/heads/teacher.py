@@ -80,8 +80,10 @@ class Teacher:
     def __init__(self, model: Any, eos: tuple[int, ...], where: torch.device) -> None:
         """`model`: a `…ForCausalLM`. Raises TrainingError for one whose logits are more than its LM head's product."""
         self.products = product_dtype(where)
-        # Weights are as wide as the products at least: what is narrower would be widened at each product.
-        model = model.float() if self.products == torch.float32 else model
+        if self.products == torch.float32:
+            model = model.float()  # what is narrower would be widened at each product
+        elif model.dtype == torch.float16:
+            model = model.bfloat16()  # as autocast's products read it; autocast joins no float16 with bfloat16
         self.model = model.to(where).eval().requires_grad_(False)
         self.where, self.eos = where, eos
         self.config = model.config.get_text_config(decoder=True)
