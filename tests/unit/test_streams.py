@@ -311,8 +311,8 @@ def test_a_stream_that_arrives_at_once_has_no_decode_time(server: Scripted, targ
         engine.limit_s = 5.0
         cell = Cell(engine="server", pair="p", method="ngram", k=1, task="t", temperature=0.0)
 
-        def found() -> list[Any]:
-            """Two requests under load, one after the other."""
+        def requests_under_load() -> list[Any]:
+            """The two that count, one after the other."""
             requests = Requests(
                 lambda _: engine.stream(cell, list(PROMPT), max_new_tokens=N, seed=0),
                 ["a"], warmup=0, counted=2, at_once=1, k=1,
@@ -320,13 +320,13 @@ def test_a_stream_that_arrives_at_once_has_no_decode_time(server: Scripted, targ
             closed_loop(requests, 1)
             return requests.found[:2]
 
-        for request in found():
+        for request in requests_under_load():
             assert request.first_s == request.last_s >= request.sent_s + 0.05 and request.first_tokens == N
         server.answers = [lambda handler: handler.stream(said("completions", DONE, pause=0.1))]
-        for request in found():
+        for request in requests_under_load():
             assert request.last_s >= request.first_s + 0.1 and request.first_tokens == len(TOKENS[0])
         server.answers = [lambda handler: handler.whole(429, b"{}", Retry_After="0")]
-        assert all("status 429" in request.error for request in found()), "under load a refusal counts"
+        assert all("status 429" in request.error for request in requests_under_load()), "under load a refusal counts"
 
 
 def test_a_chat_is_sent_as_its_user_wrote_it(server: Scripted, target: str, tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ class LMHead:
 
 class Teacher:
     """A frozen causal language model. Matrix products run in `product_dtype`, the residual stream in the weights' own
-    precision.
+    precision, or in bfloat16 where that is float16 and products are bfloat16's.
     """
 
     def __init__(self, model: Any, eos: tuple[int, ...], where: torch.device) -> None:
