@@ -12,6 +12,7 @@ import sys
 import time
 from abc import abstractmethod
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -24,6 +25,7 @@ from specrig.engines.http.client import HttpEngine
 from specrig.engines.logs import EngineLog
 from specrig.http_client import Client
 from specrig.models.pair import PairFiles
+from specrig.runtime.cores import all_cores
 
 READY_S = 1200.0
 """Longest time for a server to load: tens of GB from a slow disk, and kernels to compile."""
@@ -48,7 +50,7 @@ class ServerProcess:
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
-            preexec_fn=die_with_parent if sys.platform == "linux" else None,
+            preexec_fn=partial(_in_child, all_cores()) if sys.platform == "linux" else None,
         )
         self._family: set[psutil.Process] = set()
         try:
@@ -160,6 +162,11 @@ def free_port() -> int:
         found.bind(("127.0.0.1", 0))
         port: int = found.getsockname()[1]
         return port
+
+
+def _in_child(cores: set[int]) -> None:
+    die_with_parent()
+    os.sched_setaffinity(0, cores)  # the thread that starts it may be tied to one
 
 
 def die_with_parent() -> None:
