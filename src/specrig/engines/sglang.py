@@ -46,7 +46,6 @@ class Sglang(HttpEngine):
     name = "sglang"
     paired = False
     splits = True
-    in_process = False
     untested = "its client is tested against a small server that speaks SGLang's API, never yet against SGLang on a GPU"
     differences: ClassVar[Mapping[str, str]] = {
         "ngram": "SGLang looks suffixes of any length up in one trie over all prompts so far, not the last n tokens in "

@@ -32,7 +32,6 @@ class VllmServer(LaunchingEngine):
     name = "vllm_server"
     paired = False
     splits = True
-    in_process = False
     untested = "it ran with vLLM's CPU build alone, never yet on a GPU"
     differences = Vllm.differences
     audit_options = {"eager": True}  # noqa: RUF012

@@ -99,6 +99,7 @@ class HttpEngine(TokenizerEngine):
     """Sends token ids to a server, a batch at once, one request a prompt."""
 
     serves = True
+    in_process = False
     limit_s: float | None = None
     """The longest time of a streamed answer, for clients that are made from now on."""
 

@@ -46,7 +46,6 @@ class LlamaCpp(LaunchingEngine):
     """Writes the pair as GGUF files on first use and keeps one server for each (method, k, options, batch size)."""
 
     name = "llamacpp"
-    in_process = False
     untested = "its CPU build alone was tried, not those for GPUs"
     differences: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(("draft_model", "eagle3", "dflash", "dspark"), GREEDY),
