@@ -35,6 +35,7 @@ from specrig.report.figures.curves import learning
 from specrig.report.figures.drawings import Drawing, _save, drawings, file_names, write_figures
 from specrig.report.figures.panels import SCREEN, NothingError
 from specrig.report.figures.style import FAMILIES, method_colour, method_family, method_marker, rc
+from specrig.report.first_page import what_to_use
 from specrig.report.grid import unbroken
 from specrig.report.items import Figure, Section, Text
 from specrig.report.machine import differing, environment_rows, machine, parameters
@@ -239,6 +240,18 @@ def test_other_pairs_get_their_own_figures(tmp_path: Path) -> None:
     assert {"ranking", "ranking-native-b", "traffic"} <= named.keys() and "traffic-native-b" not in named
     shutil.rmtree(folder / "records/native/b/ngram")
     assert "ranking-native-b" not in named_drawings(folder), "a pair with one method has nothing to compare"
+
+
+def test_table_and_advice_of_the_first_page_are_of_the_pair_that_its_ranking_shows(tmp_path: Path) -> None:
+    methods = ("ngram", "draft_model")
+    folder = write_study(tmp_path / "s", methods=methods, ks=(2,), tasks=("code",), pairs=("a", "b"), prompts=2)
+    both = StudyResults(read_study(folder))
+    assert "pair a" in both.first_table.caption and len(both.first_table.rows) == 2
+    shutil.rmtree(folder / "records/native/a/ngram")  # nothing to rank
+    results = StudyResults(read_study(folder))
+    assert "pair b" in results.first_table.caption and len(results.first_table.rows) == 2
+    of_b = results.advised[results.advised["pair"] == "b"]
+    assert results.what_to_use == what_to_use(of_b, results.speedups[results.speedups["pair"] == "b"]) != []
 
 
 def test_training_curves_pass_over_a_torn_line(study: Path) -> None:

@@ -21,11 +21,11 @@ TASKS = 6
 
 
 def first_table(speedups: pd.DataFrame, acceptances: pd.DataFrame, tasks: list[str], study: str) -> Grid | None:
-    """Speedup and acceptance length by method and task for the study's first engine and pair; None without speedups.
+    """Speedup and acceptance length by method and task for one engine and pair; None without speedups.
 
     speedups, acceptances: `speedup_summary` and `acceptance_summary`. study: its name.
     """
-    rows = _first_pair(speedups)
+    rows = _of_page(speedups, speedups)
     rows = rows[~rows["method"].isin(list(BASELINES))]
     if rows.empty:
         return None
@@ -65,12 +65,12 @@ def first_table(speedups: pd.DataFrame, acceptances: pd.DataFrame, tasks: list[s
     )
 
 
-def what_to_use(advised: pd.DataFrame) -> list[str]:
+def what_to_use(advised: pd.DataFrame, speedups: pd.DataFrame) -> list[str]:
     """Two sentences: which method to use on which task, and how sure that is; empty where nothing can be advised.
 
-    advised: see `advice.advised`.
+    advised: see `advice.advised`. speedups: `speedup_summary`, which decides the engine and pair.
     """
-    rows = row_dicts(_first_pair(advised))
+    rows = row_dicts(_of_page(advised, speedups))
     if not rows:
         return []
     tasks: dict[str, list[str]] = {}
@@ -92,12 +92,15 @@ def what_to_use(advised: pd.DataFrame) -> list[str]:
     return [f"Use {use}.", sure]
 
 
-def _first_pair(frame: pd.DataFrame) -> pd.DataFrame:
-    """The rows of the first engine and pair in their base setting."""
-    if frame.empty:
+def _of_page(frame: pd.DataFrame, speedups: pd.DataFrame) -> pd.DataFrame:
+    """The rows, in their base setting, of the first engine and pair with two methods, which the ranking above shows; of
+    the first of all where none has two.
+    """
+    if frame.empty or speedups.empty:
         return frame
-    first = frame.iloc[0]
-    return base_setting(frame[(frame["engine"] == first["engine"]) & (frame["pair"] == first["pair"])])
+    settings = [(key, base_setting(rows)) for key, rows in speedups.groupby(["engine", "pair"], sort=False)]
+    engine, pair = next((key for key, rows in settings if len(rows) > 1), settings[0][0])
+    return base_setting(frame[(frame["engine"] == engine) & (frame["pair"] == pair)])
 
 
 def _and(names: list[str]) -> str:

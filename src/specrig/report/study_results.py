@@ -231,7 +231,7 @@ class StudyResults:
         lambda self: first_table(self.speedups, self.acceptances, self.study.tasks, self.name)
     )
     """The table of the first page."""
-    what_to_use = cached_property(lambda self: what_to_use(self.advised))
+    what_to_use = cached_property(lambda self: what_to_use(self.advised, self.speedups))
     """The first page's sentences on what to use when."""
 
     contexts = cached_property(lambda self: variant_tables.along(self.best, self.study.cells, "context"))
