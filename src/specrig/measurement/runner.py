@@ -27,7 +27,7 @@ from specrig.measurement.recording import write_index
 from specrig.provenance.bandwidth import memory
 from specrig.provenance.environment import capture
 from specrig.provenance.load import Load
-from specrig.runtime.cores import spread_threads
+from specrig.runtime.cores import threads_on_cores
 
 if TYPE_CHECKING:
     from specrig.study.study import Study
@@ -64,9 +64,9 @@ def _run(plan: MeasurementPlan, title: str) -> dict[Cell, str]:
     for method in plan.pending:  # what is written from now on is in no index until the end
         (plan.folders[method] / "index.json").unlink(missing_ok=True)
     failed: dict[Cell, str] = {}
-    if plan.engine.in_process and plan.device == "cpu":
-        spread_threads(plan.threads)
     with ExitStack() as open_things:
+        if plan.engine.in_process and plan.device == "cpu":
+            open_things.enter_context(threads_on_cores(plan.threads))
         engine = open_things.enter_context(plan.engine(plan.pair, device=plan.device, threads=plan.threads))
         meter = open_things.enter_context(_metered(engine))
         environment = capture(plan.pair, device=plan.device, threads=plan.threads)
